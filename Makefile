@@ -1,0 +1,42 @@
+# make demo: the main job. make test: everything CI runs. make lab: read the book. make book: execute it, render HTML.
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := fixtures/pycode_qwen3
+
+.PHONY: demo test lab book clean
+.DELETE_ON_ERROR:
+
+demo: .venv/base
+	$(BIN)/ddtree generate --model $(MODEL) --prompt-file fixtures/prompts/load_config.txt --compare
+
+test: .venv/test
+	$(BIN)/python -m tools.format --check
+	$(BIN)/python -m tools.export --check
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+	$(BIN)/python -m tools.book
+	$(BIN)/pytest -q -o filterwarnings= -p no:cacheprovider --nbval --nbval-kernel-name python3 notebooks
+
+lab: .venv/lab
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+book: .venv/test
+	$(BIN)/python -m tools.book
+
+clean:
+	rm -rf .venv build *.egg-info
+
+.venv/made:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("ddtree needs Python >= 3.11, this is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/base: pyproject.toml .venv/made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/test .venv/lab: .venv/%: pyproject.toml .venv/base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,66 @@
+"""Rules of the book that a tool cannot fix: the first cell, parameters, links, and paths of one machine."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def cells(path, kind):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_starts_with_title_one_line_and_a_way_on(self, path):
+        title, quote, *rest = cells(path, "markdown")[0].source.split("\n\n")
+        assert title.startswith("# ") and "\n" not in title and not re.match(r"# \d", title)
+        assert quote.startswith("> ") and "\n" not in quote
+        assert "Next: [" in rest[-1]
+
+    def test_other_headings_stand_alone(self, path):
+        for cell in cells(path, "markdown")[1:]:
+            lines = cell.source.splitlines()
+            assert len(lines) == 1 or not lines[0].startswith("#"), cell.source
+
+    def test_has_one_typed_and_commented_parameters_cell(self, path):
+        tagged = [cell.source for cell in cells(path, "code") if "parameters" in cell.metadata.get("tags", [])]
+        assert len(tagged) == 1
+        assert all(re.match(r"\w+: \w+ = .+  # ", line) for line in tagged[0].splitlines()), tagged[0]
+        assert tagged[0].startswith('profile: str = "small"')
+
+    def test_links_lead_somewhere(self, path):
+        for cell in cells(path, "markdown"):
+            for target in re.findall(r"\]\(([^)#:]+)\)", cell.source):
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+    def test_stored_outputs_have_no_error_and_no_path_of_a_machine(self, path):
+        for cell in cells(path, "code"):
+            assert not [output for output in cell.outputs if output.output_type == "error"], cell.source
+            text = "".join(str(output.get("text", output.get("data", {}).get("text/plain"))) for output in cell.outputs)
+            assert not re.search(r"(?<!\w)/(home|root|tmp|usr|work)/", text), cell.source
+
+    def test_sets_no_environment_and_installs_nothing(self, path):
+        for cell in cells(path, "code"):
+            assert not re.search(r"os\.environ\[|%%?writefile|pip install|^[!%]", cell.source, re.M), cell.source
+
+
+def test_previous_and_next_make_one_chain():
+    first = [cells(path, "markdown")[0].source for path in NOTEBOOKS]
+    nexts = [re.search(r"Next: \[[^]]+\]\(([^)]+)\)", text)[1] for text in first]
+    previous = [re.search(r"Previous: \[[^]]+\]\(([^)]+)\)", text)[1] for text in first[1:]]
+    names = [path.name for path in NOTEBOOKS]
+    assert nexts == [*names[1:], names[0]]
+    assert previous == names[:-1]
+
+
+def test_titles_of_links_between_neighbours_are_their_titles():
+    titles = {path.name: cells(path, "markdown")[0].source.split("\n")[0].removeprefix("# ") for path in NOTEBOOKS}
+    for path in NOTEBOOKS:
+        for label, target in re.findall(
+            r"(?:Previous|Next): \[([^]]+)\]\(([^)]+)\)", cells(path, "markdown")[0].source
+        ):
+            assert titles[target] == label, f"{path.name} calls {target} {label!r}"

@@ -1,0 +1,155 @@
+import nbformat
+import pytest
+
+from tools import book, export, format
+
+
+def notebook(*cells):
+    return nbformat.v4.new_notebook(cells=list(cells), metadata=format.METADATA)
+
+
+def code(source, **extra):
+    return nbformat.v4.new_code_cell(source, **extra)
+
+
+def run_tool(tool, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", [tool.__name__, *map(str, arguments)])
+    return tool.main()
+
+
+MESSY = notebook(
+    nbformat.v4.new_markdown_cell("# T  \n"),
+    code(
+        "x = 1 \nx\n", execution_count=7, metadata={"tags": ["parameters"], "papermill": {"duration": 1}},
+        outputs=[
+            nbformat.v4.new_output("stream", name="stdout", text="a"),
+            nbformat.v4.new_output("stream", name="stdout", text="b"),
+            nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=7, metadata={"x": 1}),
+        ],
+    ),
+    code(""),
+)  # fmt: skip
+
+
+def test_canonical_form_keeps_ids_tags_and_outputs_and_drops_the_rest():
+    once = format.canonical(nbformat.writes(MESSY))
+    assert format.canonical(once) == once
+    result = nbformat.reads(once, as_version=4)
+    title, cell = result.cells
+    assert (title.id, cell.id) == (MESSY.cells[0].id, MESSY.cells[1].id)
+    assert (title.source, cell.source) == ("# T", "x = 1\nx")
+    assert cell.metadata == {"tags": ["parameters"]} and cell.execution_count == 1
+    assert [output.output_type for output in cell.outputs] == ["stream", "execute_result"]
+    assert cell.outputs[0].text == "ab" and cell.outputs[1].execution_count == 1 and cell.outputs[1].metadata == {}
+    assert result.metadata == format.METADATA
+
+
+def test_format_check_names_the_notebook_and_fix_mends_it(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "01_a.ipynb"
+    path.write_text(nbformat.writes(MESSY))
+    assert run_tool(format, monkeypatch, "--check", path) == 1
+    assert f"{path}: not canonical" in capsys.readouterr().out
+    assert run_tool(format, monkeypatch, "--fix", path) == 0
+    assert run_tool(format, monkeypatch, "--check", path) == 0
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    monkeypatch.setattr(export, "ROOT", tmp_path)
+    write(tmp_path, "01_one", "x = 1")
+    return tmp_path
+
+
+def write(project, name, source, directive=True, title="# One\n\n> First."):
+    first = [code(f"#| default_exp {name[3:]}")] if directive else []
+    cells = [nbformat.v4.new_markdown_cell(title), *first, code(f"#| export\n{source}")]
+    nbformat.write(notebook(*cells), project / "notebooks" / f"{name}.ipynb")
+
+
+def test_export_writes_modules_with_docstrings_and_check_accepts_them(project, monkeypatch):
+    assert run_tool(export, monkeypatch) == 0
+    text = (project / "ddtree" / "one.py").read_text()
+    assert text.startswith('"""First."""') and "__all__ = ['x']" in text and "../notebooks/01_one.ipynb" in text
+    assert '__version__ = "1.2.3"' in (project / "ddtree" / "__init__.py").read_text()
+    assert run_tool(export, monkeypatch, "--check") == 0
+
+
+@pytest.mark.parametrize("harm", ["edit", "orphan", "missing"])
+def test_export_check_finds_drift(project, monkeypatch, capsys, harm):
+    run_tool(export, monkeypatch)
+    module = project / "ddtree" / "one.py"
+    if harm == "edit":
+        module.write_text(module.read_text().replace("x = 1", "x = 2"))
+    elif harm == "missing":
+        module.unlink()
+    else:
+        (project / "ddtree" / "two.py").write_text("")
+    assert run_tool(export, monkeypatch, "--check") == 1
+    assert ("two.py" if harm == "orphan" else "one.py") in capsys.readouterr().out
+
+
+def test_export_deletes_modules_that_no_notebook_exports(project, monkeypatch):
+    (project / "ddtree").mkdir()
+    (project / "ddtree" / "gone.py").write_text("")
+    run_tool(export, monkeypatch)
+    assert not (project / "ddtree" / "gone.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "options", "message"),
+    [
+        ("02_two", "from ddtree.three import y", {}, "imports .three, which no earlier notebook exports"),
+        ("two", "y = 1", {}, "NN_stem.ipynb"),
+        ("02_two", "y = 1", {"directive": False}, "no '#| default_exp two'"),
+        ("02_two", "y = 1", {"title": "# No docstring"}, "the module docstring"),
+    ],
+)
+def test_export_refuses_notebooks_that_break_a_rule(project, monkeypatch, name, source, options, message):
+    write(project, name, source, **options)
+    with pytest.raises(SystemExit, match=message.replace("|", r"\|").replace(".", r"\.")):
+        run_tool(export, monkeypatch)
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    monkeypatch.setattr(book, "BUILD", tmp_path / "build")
+    path = tmp_path / "01_page.ipynb"
+    parameters = code('profile: str = "small"', metadata={"tags": ["parameters"]})
+    nbformat.write(notebook(nbformat.v4.new_markdown_cell("# P"), parameters, code("profile * 2")), path)
+    return path
+
+
+def test_book_stores_outputs_under_the_same_cell_ids(page, monkeypatch):
+    before = nbformat.read(page, as_version=4)
+    assert run_tool(book, monkeypatch, "--store", page) == 0
+    after = nbformat.read(page, as_version=4)
+    assert [cell.id for cell in before.cells] == [cell.id for cell in after.cells]
+    assert after.cells[2].outputs[0].data["text/plain"] == "'smallsmall'"
+    assert format.canonical(page.read_text()) == page.read_text()
+
+
+def test_book_renders_html_and_passes_parameters(page, monkeypatch):
+    assert run_tool(book, monkeypatch, "-p", "profile", "full", page) == 0
+    assert "fullfull" in (book.BUILD / "01_page.html").read_text()
+    assert (
+        "outputs" not in nbformat.read(page, as_version=4).cells[2]
+        or not nbformat.read(page, as_version=4).cells[2].outputs
+    )
+
+
+def test_book_refuses_an_unknown_parameter(page, monkeypatch):
+    with pytest.raises(SystemExit, match="unknown parameter size; it has profile"):
+        run_tool(book, monkeypatch, "-p", "size", "3", page)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [("1 / 0", "1 / 0"), ("import time; time.sleep(30)", "longer than 2 s")]
+)
+def test_book_shows_a_failing_or_slow_cell(page, monkeypatch, source, message):
+    content = nbformat.read(page, as_version=4)
+    content.cells.append(code(source))
+    nbformat.write(content, page)
+    with pytest.raises(SystemExit, match=message):
+        run_tool(book, monkeypatch, "--cell-seconds", "2", page)

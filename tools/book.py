@@ -1,0 +1,79 @@
+"""Run the book: execute notebooks with papermill and render them to HTML.
+
+`python -m tools.book` executes every notebook into `build/book/` and writes HTML beside it. `--store` puts the outputs
+back into the notebooks, in canonical form. An unknown parameter, a failing cell and a cell over the time limit are
+errors; a failing cell is printed with its source. `-p NAME VALUE` sets a parameter, e.g. `-p profile full`.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import nbformat
+import papermill
+from nbconvert import HTMLExporter
+
+from tools.format import NOTEBOOKS, canonical
+
+BUILD = NOTEBOOKS.parent / "build" / "book"
+
+
+def check_parameters(notebook: Path, parameters: dict) -> None:
+    """papermill only warns about a parameter the notebook does not have; here it is a SystemExit."""
+    known = papermill.inspect_notebook(str(notebook))
+    if unknown := sorted(set(parameters) - set(known)):
+        raise SystemExit(f"{notebook}: unknown parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+
+
+def execute(notebook: Path, output: Path, parameters: dict, cell_seconds: int) -> None:
+    """Execute one notebook into `output`; raises SystemExit that shows the failing cell."""
+    check_parameters(notebook, parameters)
+    try:
+        papermill.execute_notebook(
+            str(notebook), str(output), parameters, cwd=str(notebook.parent), kernel_name="python3",
+            progress_bar=False, execution_timeout=cell_seconds,
+        )  # fmt: skip
+    except papermill.PapermillExecutionError as error:
+        raise SystemExit(f"{notebook}: cell {error.cell_index} failed\n{error.source}\n{error}") from None
+    except TimeoutError as error:
+        raise SystemExit(f"{notebook}: a cell ran longer than {cell_seconds} s\n{error}") from None
+
+
+def store(executed: Path, notebook: Path) -> None:
+    """Copy the outputs of `executed` into `notebook`, cell by cell id, in canonical form."""
+    source = nbformat.read(notebook, as_version=4)
+    outputs = {cell.id: cell.get("outputs", []) for cell in nbformat.read(executed, as_version=4).cells}
+    for cell in source.cells:
+        if cell.cell_type == "code":
+            cell.outputs = outputs[cell.id]
+    notebook.write_text(canonical(nbformat.writes(source)), encoding="utf-8")
+
+
+def render(executed: Path) -> None:
+    """Write `executed` as HTML beside it; links between notebooks become links between pages."""
+    body, _ = HTMLExporter().from_filename(str(executed))
+    executed.with_suffix(".html").write_text(body.replace(".ipynb", ".html"), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
+    parser.add_argument("--cell-seconds", type=int, default=120, help="time limit of one cell (default 120)")
+    parser.add_argument("--store", action="store_true", help="keep the outputs in the notebooks; renders nothing")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="papermill")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for notebook in options.notebooks or sorted(NOTEBOOKS.glob("*.ipynb")):
+        start = time.perf_counter()
+        executed = BUILD / notebook.name
+        execute(notebook, executed, dict(options.p), options.cell_seconds)
+        store(executed, notebook) if options.store else render(executed)
+        print(f"{notebook.name}: {time.perf_counter() - start:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
