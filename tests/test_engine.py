@@ -1,0 +1,256 @@
+import functools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ddtree.check import assert_close, assert_equal
+from ddtree.checkpoint import CheckpointError
+from ddtree.engine import Engine, Sampling, choose_token, uniform
+from ddtree.kdtr import load
+from ddtree.layers import KEY_BLOCK
+from ddtree.models import prefill
+from ddtree.tree import top_log_probs
+from random_models import FIXTURES, PAIR, random_engine
+
+NEAR_TIE = 1e-4  # log-probability; the recorded runs' own noise bound (metadata of the fixture)
+RUNS = [(prompt, budget) for prompt in range(4) for budget in (15, 64, 256)]
+
+
+@functools.cache
+def engine():
+    return Engine.load(PAIR / "target", PAIR / "draft")
+
+
+@functools.cache
+def oracle():
+    return load(FIXTURES / "e2e_qwen3.kdtr")
+
+
+@functools.cache
+def plain_run(prompt):
+    return engine().generate_autoregressive(oracle()[f"p{prompt}.prompt"], 96)
+
+
+def recorded_rounds(run, name):
+    return np.split(oracle()[f"{run}.{name}"], oracle()[f"{run}.{name}_splits"][:-1])
+
+
+def paths_of(tokens, parents):
+    """Root-to-node token paths of nodes 1..n, in node order."""
+    paths = [()]
+    for node in range(1, len(parents)):
+        paths.append((*paths[parents[node]], int(tokens[node])))
+    return paths[1:]
+
+
+def path_score(path, log_probs):
+    return float(sum(np.float64(log_probs[depth, token]) for depth, token in enumerate(path)))
+
+
+def check_tree(tree, tokens, parents, logits):
+    """Same node set but for near-ties at the budget's edge; same order wherever scores differ by more."""
+    log_probs, ids = top_log_probs(logits, logits.shape[1])
+    by_id = np.zeros_like(log_probs)
+    np.put_along_axis(by_id, ids, log_probs, axis=1)
+    ours, theirs = paths_of(tree.tokens, tree.parents), paths_of([0, *tokens], parents)
+    assert len(ours) == len(theirs)
+    edge = min(path_score(path, by_id) for path in ours)
+    for path in set(ours) ^ set(theirs):
+        assert abs(path_score(path, by_id) - edge) <= NEAR_TIE, f"{path} is not at the edge of the budget"
+    scores = np.array([path_score(path, by_id) for path in theirs])
+    later = np.maximum.accumulate(scores[::-1])[::-1]
+    assert np.all(scores >= later - NEAR_TIE), "the recorded order is not ours where scores differ"
+
+
+def test_prefill_logits_and_features_agree_with_transformers():
+    model, cache = engine().target, engine().target.new_cache()
+    prompt = oracle()["p0.prompt"]
+    result = model.forward(prompt, np.arange(len(prompt)) - 1, cache, taps=engine().drafter.config.target_layer_ids)
+    assert_close(result.logits, oracle()["p0.prefill_logits"], atol=2e-4, name="prefill logits")
+    assert_close(result.features, oracle()["p0.target_hidden"], atol=2e-4, name="features")
+
+
+@pytest.mark.parametrize("prompt", range(4))
+def test_plain_decoding_equals_the_recorded_plain_decoding(prompt):
+    assert_equal(plain_run(prompt).tokens, oracle()[f"p{prompt}.ar_tokens"].astype(np.int64), name="plain tokens")
+
+
+@pytest.mark.parametrize(("prompt", "budget"), RUNS)
+def test_run_equals_the_recorded_run_token_by_token_and_tree_by_tree(prompt, budget, monkeypatch):
+    run, logits = f"p{prompt}.b{budget}", []
+    original = engine().drafter.draft
+
+    def recording(*arguments):
+        logits.append(original(*arguments))
+        return logits[-1]
+
+    monkeypatch.setattr(engine().drafter, "draft", recording)
+    # the recorded loop counts committed positions, so it runs while there are fewer than 97 tokens, then cuts to 96
+    result = engine().generate(oracle()[f"p{prompt}.prompt"], 97, budget)
+    assert_equal(result.tokens[:96], oracle()[f"{run}.tokens"].astype(np.int64), name="tokens")
+    assert_equal(result.tokens[:96], plain_run(prompt).tokens, name="plain decoding")
+    recorded = oracle()[f"{run}.acceptance_lengths"].astype(np.int64)
+    assert_equal(result.acceptance_lengths, recorded, name="acceptance lengths")
+    tokens, parents, accepted = (recorded_rounds(run, name) for name in ("node_token_ids", "parents", "accepted"))
+    for i, step in enumerate(result.rounds):
+        ours = paths_of(step.tree.tokens, step.tree.parents)
+        theirs = paths_of([0, *tokens[i]], parents[i])
+        accepted_path = theirs[accepted[i][-1] - 1] if accepted[i][-1] else ()
+        assert (ours[step.accepted[-1] - 1] if step.accepted[-1] else ()) == accepted_path
+        check_tree(step.tree, tokens[i], parents[i], logits[i])
+    if budget == 64:
+        assert_close(np.stack(logits), oracle()[f"{run}.draft_logits"], atol=2e-3, name="draft logits of every round")
+
+
+@given(seed=st.integers(0, 100_000), budget=st.integers(1, 40), greedy=st.booleans())
+@settings(max_examples=150)
+def test_tree_output_equals_plain_output_for_random_models(seed, budget, greedy):
+    pair, rng = random_engine(seed), np.random.default_rng(seed)
+    prompt = rng.integers(0, 9, size=int(rng.integers(1, KEY_BLOCK + 9)))
+    sampling = Sampling() if greedy else Sampling(temperature=1.3, top_k=5, top_p=0.9, seed=seed)
+    tree = pair.generate(prompt, 24, budget, sampling)
+    plain = pair.generate_autoregressive(prompt, 24, sampling)
+    assert_equal(tree.tokens, plain.tokens, name="tree and plain tokens")
+    assert sum(len(step.tokens) for step in tree.rounds) == 23
+    assert all(len(step.tree.tokens) <= budget + 1 for step in tree.rounds)
+
+
+@given(seed=st.integers(0, 100_000))
+@settings(max_examples=25)
+def test_logits_have_the_same_bits_in_prefill_plain_decoding_and_a_tree(seed):
+    rng = np.random.default_rng(seed)
+    model = random_engine(seed).target
+    text = rng.integers(0, 9, size=int(rng.integers(2, KEY_BLOCK + 20)))
+    cut = int(rng.integers(1, len(text)))
+    whole = model.forward(text, np.arange(len(text)) - 1, model.new_cache()).logits
+    cache = model.new_cache()
+    prefill(model, text[:cut], cache)
+    noise = rng.integers(0, 9, size=5)  # siblings that must not matter
+    parents = [*range(-1, len(text) - cut - 1), *([-1] * 5)]
+    tree = model.forward([*text[cut:], *noise], parents, cache)
+    assert_equal(tree.logits[: len(text) - cut], whole[cut:], name="tree and prefill")
+    for position in range(cut, len(text)):
+        one = model.forward(text[position : position + 1], [-1], cache)
+        assert_equal(one.logits[0], whole[position], name=f"plain decoding at {position}")
+        cache.commit(one.new_kv, [0])
+
+
+@given(seed=st.integers(0, 100_000), prompt=st.integers(1, 20), budget=st.integers(1, 20))
+@settings(max_examples=25)
+def test_a_text_may_fill_the_models_positions_to_the_last(seed, prompt, budget):
+    pair = random_engine(seed, positions=24)
+    tree = pair.generate(np.arange(prompt) % 9, 24 - prompt, budget)
+    assert_equal(tree.tokens, pair.generate_autoregressive(np.arange(prompt) % 9, 24 - prompt).tokens, name="tokens")
+    assert len(tree.tokens) == 24 - prompt
+
+
+def test_budget_zero_is_plain_decoding():
+    prompt = oracle()["p1.prompt"]
+    result = engine().generate(prompt, 12, budget=0)
+    assert_equal(result.tokens, plain_run(1).tokens[:12], name="budget 0")
+    assert result.acceptance_lengths.tolist() == [1] * 11
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5])
+def test_max_new_tokens_is_exact(limit):
+    assert len(engine().generate(oracle()["p0.prompt"], limit, 15).tokens) == limit
+
+
+def test_stop_rule_ends_tree_and_plain_text_at_the_same_token():
+    def newline(tokens):
+        return tokens[-1] == 10
+
+    prompt = oracle()["p2.prompt"]
+    tree, plain = (
+        engine().generate(prompt, 96, 64, stop=newline),
+        engine().generate_autoregressive(prompt, 96, stop=newline),
+    )
+    assert tree.stopped and plain.stopped and tree.tokens[-1] == 10
+    assert_equal(tree.tokens, plain.tokens, name="stopped text")
+
+
+def test_an_end_token_is_kept_and_ends_the_text(monkeypatch):
+    import dataclasses
+
+    target = engine().target
+    monkeypatch.setattr(
+        target, "config", dataclasses.replace(target.config, eos_token_ids=(int(plain_run(0).tokens[7]),))
+    )
+    result = engine().generate(oracle()["p0.prompt"], 96, 64)
+    first = plain_run(0).tokens.tolist().index(int(plain_run(0).tokens[7]))
+    assert_equal(result.tokens, plain_run(0).tokens[: first + 1], name="up to the end token")
+
+
+def test_on_tokens_sees_the_whole_text_in_pieces():
+    pieces = []
+    result = engine().generate(oracle()["p0.prompt"], 20, 15, on_tokens=pieces.append)
+    assert_equal(np.concatenate(pieces), result.tokens, name="streamed tokens")
+    assert len(pieces) == len(result.rounds) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "the prompt has no tokens"),
+        (([1], 5, -1), "neither may be negative"),
+        (([1], -5, 1), "neither may be negative"),
+        (([1], 2048), "exceed the model's 2048 positions"),
+        (([260],), "token id 260 is outside the vocabulary of 260"),
+        (([-1],), "token id -1 is outside"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        engine().generate(*arguments)
+
+
+def test_what_is_not_built_is_refused_by_name():
+    with pytest.raises(ValueError, match="device is 'cuda'; this engine runs on 'cpu'"):
+        Engine.load(PAIR / "target", PAIR / "draft", device="cuda")
+    with pytest.raises(CheckpointError, match="no drafter was loaded"):
+        Engine(engine().target).generate([1], 4, budget=4)
+    assert len(Engine(engine().target).generate_autoregressive([1], 4).tokens) == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": np.nan}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"seed": -1}],
+)
+def test_sampling_refuses_values_that_mean_nothing(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
+def test_sampling_draws_the_model_distribution():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    draws = [choose_token(logits, position, Sampling(temperature=1.0, seed=3)) for position in range(20_000)]
+    share = np.bincount(draws, minlength=4) / 20_000
+    assert_close(share, np.array([0.5, 0.3, 0.15, 0.05]), atol=0.015, name="shares (4 standard deviations)")
+
+
+def test_top_k_and_top_p_keep_the_most_probable():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    for rule, allowed in (
+        (Sampling(1.0, top_k=2), {0, 1}),
+        (Sampling(1.0, top_p=0.81), {0, 1, 2}),
+        (Sampling(1.0, top_p=0.4), {0}),
+    ):
+        assert {choose_token(logits, position, rule) for position in range(400)} == allowed
+
+
+def test_a_masked_token_is_never_drawn():
+    logits = np.array([-np.inf, 0.0, -np.inf, 0.0, -np.inf], np.float32)
+    assert {choose_token(logits, position, Sampling(5.0)) for position in range(500)} == {1, 3}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_target_that_gives_no_number_is_an_error(bad):
+    with pytest.raises(ValueError, match="largest logit for position 4"):
+        choose_token(np.array([0.0, bad], np.float32), 4, Sampling())
+
+
+def test_random_numbers_depend_on_seed_and_position_alone():
+    assert uniform(1, 2) == uniform(1, 2)
+    assert len({uniform(seed, position) for seed in range(20) for position in range(20)}) == 400
