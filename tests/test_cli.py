@@ -1,0 +1,142 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from ddtree.cli import app, run_round
+from ddtree.kdtr import load
+from random_models import FIXTURES, PAIR, random_engine
+
+GENERATE = ["generate", "--model", str(PAIR), "--prompt-file", str(FIXTURES / "prompts" / "load_config.txt")]
+
+
+def run(*arguments, code=0, stdin=None):
+    result = CliRunner().invoke(app, list(arguments), input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def recorded_text():
+    return bytes(load(FIXTURES / "e2e_qwen3.kdtr")["p0.ar_tokens"].astype("uint8")).decode()
+
+
+def test_generate_streams_the_recorded_text_and_reports_beside_it():
+    result = run(*GENERATE, "--compare", "--budget", "64")
+    assert result.stdout.rstrip("\n") == recorded_text().rstrip("\n")
+    for part in (
+        "96 tokens in 20 rounds",
+        "mean acceptance length 4.80",
+        "plain decoding: 95 rounds",
+        "equal, token for token",
+    ):
+        assert part in result.stderr
+
+
+def test_generate_json_is_one_object_with_the_figures():
+    figures = json.loads(run(*GENERATE, "--compare", "--json", "--budget", "15").stdout)
+    assert figures["text"] == recorded_text()
+    assert (figures["tokens"], figures["rounds"], figures["plain"]["equal"]) == (96, 23, True)
+    assert sum(figures["acceptance_lengths"]) == 96 and len(figures["token_ids"]) == 96
+
+
+def test_prompt_comes_from_standard_input_too():
+    prompt = (FIXTURES / "prompts" / "load_config.txt").read_text()
+    result = run("generate", "--model", str(PAIR), "--prompt-file", "-", "--max-new-tokens", "12", stdin=prompt)
+    assert result.stdout.rstrip("\n") == recorded_text()[:12].rstrip("\n")
+
+
+def test_stop_text_ends_the_output():
+    result = run(*GENERATE, "--stop", "return", "--json")
+    assert json.loads(result.stdout)["text"] == recorded_text().partition("return")[0] + "return"
+
+
+def test_target_alone_decodes_plainly():
+    result = run(
+        "generate", "--target", str(PAIR / "target"), "--prompt", "import ", "--budget", "0", "--max-new-tokens", "5"
+    )
+    assert len(result.stdout.rstrip("\n")) == 5
+
+
+def test_seed_decides_sampled_text():
+    def text(seed):
+        return json.loads(run(*GENERATE, "--temperature", "1", "--seed", seed, "--json", "--compare").stdout)
+
+    assert text("1")["text"] == text("1")["text"] != text("2")["text"]
+    assert text("1")["plain"]["equal"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--prompt", "x"], "give either --model"),
+        (["generate", "--model", "nowhere", "--prompt", "x"], "has no config.json"),
+        (["generate", "--model", str(PAIR), "--draft", "x", "--prompt", "x"], "--draft goes with --target"),
+        (["generate", "--model", str(PAIR)], "give the prompt with --prompt TEXT or --prompt-file FILE"),
+        (["generate", "--model", str(PAIR), "--prompt", ""], "the prompt has no tokens"),
+        (["generate", "--model", str(PAIR), "--prompt", "x", "--stop", ""], "--stop needs a text"),
+        (["generate", "--model", str(PAIR), "--prompt", "x", "--top-p", "2"], "top_p is 2.0"),
+        (["generate", "--model", str(PAIR), "--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["generate", "--target", str(PAIR / "target"), "--prompt", "x"], "no drafter was loaded"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    error = " ".join(run(*arguments, code=2).stderr.split())
+    assert error.startswith("ddtree: ") and message in error
+
+
+@pytest.mark.parametrize("arguments", [["--budget", "-1"], ["--max-new-tokens", "0"], ["--budget", "x"], ["--unknown"]])
+def test_numbers_out_of_range_are_refused(arguments):
+    run(*GENERATE, *arguments, code=2)
+
+
+def test_tree_draws_in_the_terminal_and_as_svg_and_json(tmp_path):
+    arguments = [
+        "tree",
+        "--model",
+        str(PAIR),
+        "--prompt-file",
+        str(FIXTURES / "prompts" / "load_config.txt"),
+        "--budget",
+        "12",
+    ]
+    assert len(run(*arguments).stdout.strip().splitlines()) >= 13
+    run(*arguments, "--output", str(tmp_path / "tree.svg"))
+    assert (tmp_path / "tree.svg").read_text().startswith("<svg")
+    figures = json.loads(run(*arguments, "--json", "--round", "3").stdout)
+    assert len(figures["tokens"]) == 13 and figures["parents"][0] == -1 and figures["accepted"][0] == 0
+
+
+def test_a_round_after_the_end_of_the_text_is_refused():
+    engine = random_engine(0)
+    assert len(run_round(engine, [1, 2], 4, 3).accepted) >= 1
+    with pytest.raises(ValueError, match=r"the text ended after \d+ rounds; --round 600 does not exist"):
+        run_round(engine, [1, 2], 4, 600)
+
+
+def test_env_names_versions_and_what_works():
+    assert "numpy" in run("env").stdout
+    facts = json.loads(run("env", "--json").stdout)
+    assert facts["works"]["numpy engine"] is True and facts["packages"]["numpy"]
+
+
+def test_help_without_a_command_lists_the_commands():
+    text = CliRunner().invoke(app, []).output
+    assert all(name in text for name in ("generate", "tree", "env"))
+
+
+def test_interrupt_leaves_a_clean_line():
+    command = [sys.executable, "-c", "from ddtree.cli import main; main()", *GENERATE, "--max-new-tokens", "1900"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stdout.read(20)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out.endswith(b"\n") and err.strip().endswith(b"interrupted") and b"Traceback" not in err
