@@ -35,7 +35,7 @@ from .models import model_shapes, read_config
 
 # %% ../notebooks/40_cli.ipynb #8c58956c
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ddtree.__doc__)
-notes = Console(stderr=True, highlight=False)
+notes = Console(stderr=True, highlight=False, force_jupyter=False)
 
 
 @contextmanager
