@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,8 +196,16 @@ def generate(
         engine, tokenizer = load_engine(*model_folders(model, target, draft))
         ids, rule = tokenizer.encode(text).ids, stop_at(stop or [], tokenizer)
         stream = TextStream(tokenizer)
-        show = None if as_json else stream.write
-        result = engine.generate(ids, max_new_tokens, budget, sampling, rule, show)
+        with progress_bar() as bar:
+            task = bar.add_task("reading the prompt", total=len(ids))
+
+            def show(tokens: NDArray[np.int64]) -> None:
+                bar.stop()
+                if not as_json:
+                    stream.write(tokens)
+
+            read = partial(bar.advance, task)
+            result = engine.generate(ids, max_new_tokens, budget, sampling, rule, show, read)
         if not as_json:
             stream.close()
         plain = compare_plain(engine, ids, max_new_tokens, sampling, rule) if compare else None

@@ -149,16 +149,23 @@ def draft_tree(logits: F32, budget: int, bonus: int) -> DraftTree:
 
 # %% ../notebooks/26_engine.ipynb #1830b36f
 def decode(
-    target: Model, drafter: Drafter | None, prompt_ids: Sequence[int] | I64, budget: int, sampling: Sampling, text: Text
+    target: Model,
+    drafter: Drafter | None,
+    prompt_ids: Sequence[int] | I64,
+    budget: int,
+    sampling: Sampling,
+    text: Text,
+    on_prefill: Callable[[int], None] | None = None,
 ) -> Iterator[I64 | Round]:
     """Yield the prefill's token as (1,) int64, then every `Round`, until `text` is done.
 
     drafter: None for plain decoding, whatever the budget. prompt_ids: (n,) ids, n ≥ 1. text: collects the tokens.
+    on_prefill: called with the number of prompt tokens of each piece that is read.
     Raises ValueError for an empty prompt or an id outside the vocabulary.
     """
     taps = drafter.config.target_layer_ids if drafter else ()
     cache, draft_cache = target.new_cache(), drafter.new_cache() if drafter else None
-    logits, features = prefill(target, prompt_ids, cache, taps)
+    logits, features = prefill(target, prompt_ids, cache, taps, on_prefill)
     bonus = choose_token(logits, cache.length, sampling)
     yield text.extend([bonus])
     while not text.done:
@@ -218,11 +225,13 @@ class Engine:
         sampling: Sampling = GREEDY,
         stop: Stop | None = None,
         on_tokens: Callable[[I64], None] | None = None,
+        on_prefill: Callable[[int], None] | None = None,
     ) -> Result:
         """Continue a prompt with DDTree. The tokens equal `generate_autoregressive`'s, whatever the budget.
 
         prompt_ids: (n,) ids, n ≥ 1. budget: nodes of a tree besides its root. stop: called with all new tokens after
         each one, True ends the text there. on_tokens: called with the tokens of the prefill and of each round.
+        on_prefill: called with the number of prompt tokens of each piece that is read.
         Raises ValueError for an empty prompt, a negative budget or max_new_tokens, or a text longer than the model's
         positions, CheckpointError if there is no drafter and budget > 0.
         """
@@ -230,7 +239,7 @@ class Engine:
         start, rounds, prefilled = time.perf_counter(), list[Round](), float("nan")
         text = Text(max_new_tokens, self.target.config.eos_token_ids, stop)
         drafter = self.drafter if budget > 0 else None
-        for step in decode(self.target, drafter, prompt_ids, budget, sampling, text):
+        for step in decode(self.target, drafter, prompt_ids, budget, sampling, text, on_prefill):
             if isinstance(step, Round):
                 rounds.append(step)
             else:

@@ -184,8 +184,9 @@ def test_an_end_token_is_kept_and_ends_the_text(monkeypatch):
 
 
 def test_on_tokens_sees_the_whole_text_in_pieces():
-    pieces = []
-    result = engine().generate(oracle()["p0.prompt"], 20, 15, on_tokens=pieces.append)
+    pieces, read = [], []
+    result = engine().generate(oracle()["p0.prompt"], 20, 15, on_tokens=pieces.append, on_prefill=read.append)
+    assert sum(read) == len(oracle()["p0.prompt"]) and len(read) == 2
     assert_equal(np.concatenate(pieces), result.tokens, name="streamed tokens")
     assert len(pieces) == len(result.rounds) + 1
 
