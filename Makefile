@@ -20,13 +20,14 @@ test: .venv/test
 	$(BIN)/pytest -q -o filterwarnings= -p no:cacheprovider --nbval --nbval-kernel-name python3 notebooks
 
 lab: .venv/lab
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(LABFLAGS) notebooks/00_start_here.ipynb
 
 book: .venv/test
 	$(BIN)/python -m tools.book
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("ddtree needs Python >= 3.11, this is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)")'
@@ -34,9 +35,9 @@ clean:
 	@touch $@
 
 .venv/base: pyproject.toml .venv/made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --config-settings editable_mode=compat
 	@touch $@
 
 .venv/test .venv/lab: .venv/%: pyproject.toml .venv/base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' --config-settings editable_mode=compat
 	@touch $@

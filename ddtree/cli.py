@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'PromptOption', 'FileOption', 'JsonOption', 'bench_app',
-           'said_plainly', 'model_folders', 'load_engine', 'progress_bar', 'read_prompt', 'TextStream', 'stop_at',
-           'summary', 'report', 'generate', 'compare_plain', 'token_label', 'tree', 'run_round', 'tree_figures',
-           'bench_engine_command', 'env', 'main']
+           'say', 'version', 'said_plainly', 'model_folders', 'load_engine', 'progress_bar', 'read_prompt',
+           'TextStream', 'stop_at', 'summary', 'report', 'generate', 'compare_plain', 'token_label', 'tree',
+           'run_round', 'tree_figures', 'bench_engine_command', 'env', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,21 @@ from .engine import GREEDY, Engine, Result, Round, Sampling, Stop, Text, check_r
 from .models import model_shapes, read_config
 
 # %% ../notebooks/40_cli.ipynb #8c58956c
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=ddtree.__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 notes = Console(stderr=True, highlight=False, force_jupyter=False)
+
+
+def say(text: str, style: str = "") -> None:
+    """Write a line for people to standard error, as it is: no markup, no wrapping."""
+    notes.print(text, style=style, markup=False, soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """DDTree speculative decoding: draft trees, tree kernels and an engine."""
+    if show:
+        print(f"ddtree {ddtree.__version__}")
+        raise typer.Exit()
 
 
 @contextmanager
@@ -44,13 +58,16 @@ def said_plainly() -> Iterator[None]:
     """Turn errors of input into one line and an exit code: 2 for bad input, 130 for Ctrl-C."""
     try:
         yield
-    except (CheckpointError, ValueError, OSError) as error:
-        notes.print(f"ddtree: {error}", style="red", markup=False)
+    except BrokenPipeError:  # the reader of standard output has gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+    except (CheckpointError, TypeError, ValueError, OSError, ImportError) as error:
+        say(f"ddtree: {error}", style="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        notes.print("ddtree: interrupted", style="yellow")
+        say("ddtree: interrupted", style="yellow")
         raise typer.Exit(130) from None
 
 # %% ../notebooks/40_cli.ipynb #d5aaee96
@@ -82,12 +99,17 @@ def progress_bar() -> Progress:
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text. Raises ValueError unless exactly one of the two is given."""
+    """The prompt's text. Raises ValueError unless exactly one of the two is given and is UTF-8."""
     if (prompt is None) == (prompt_file is None):
         raise ValueError("give the prompt with --prompt TEXT or --prompt-file FILE (- for standard input)")
     if prompt_file is None:
-        return prompt or ""
-    return sys.stdin.read() if str(prompt_file) == "-" else prompt_file.read_text(encoding="utf-8")
+        raw = os.fsencode(prompt or "")
+    else:
+        raw = sys.stdin.buffer.read() if str(prompt_file) == "-" else prompt_file.read_bytes()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt {prompt_file or ''} is not UTF-8 text: {error}") from None
 
 # %% ../notebooks/40_cli.ipynb #43c41a8b
 class TextStream:
@@ -132,6 +154,8 @@ def summary(result: Result, plain: Result | None, prompt_tokens: int, text: str)
         "prompt_tokens": prompt_tokens,
         "tokens": len(result.tokens),
         "rounds": len(result.rounds),
+        "stopped": result.stopped,
+        "tokens_per_round": result.tokens_per_round if result.rounds else None,
         "mean_acceptance_length": float(lengths.mean()) if len(lengths) else None,
         "acceptance_lengths": lengths.tolist(),
         "seconds": result.seconds,
@@ -153,9 +177,11 @@ def summary(result: Result, plain: Result | None, prompt_tokens: int, text: str)
 def report(figures: dict[str, Any]) -> str:
     """The figures as the few lines that end a run."""
     mean, rate = figures["mean_acceptance_length"], figures["tokens_per_second"]
-    lines = [f"{figures['tokens']} tokens in {figures['rounds']} rounds after prefill, {figures['seconds']:.2f} s"]
+    rounds = f"{figures['rounds']} round{'' if figures['rounds'] == 1 else 's'}"
+    lines = [f"{figures['tokens']} tokens: prefill and {rounds}, {figures['seconds']:.2f} s"]
     if mean is not None:
-        lines.append(f"mean acceptance length {mean:.2f} tokens a round (plain decoding: 1); {rate:.0f} tokens/s")
+        gain = f"{figures['tokens_per_round']:.2f} tokens a round (plain decoding: 1)"
+        lines.append(f"{gain}, mean acceptance length {mean:.2f}, {rate:.0f} tokens/s")
     if plain := figures.get("plain"):
         speed = f", {plain['tokens_per_second']:.0f} tokens/s" if plain["tokens_per_second"] else ""
         lines.append(f"plain decoding: {plain['rounds']} rounds, {plain['seconds']:.2f} s{speed}")
@@ -213,7 +239,7 @@ def generate(
         if as_json:
             print(json.dumps(figures))
         else:
-            notes.print("\n" + report(figures))
+            say("\n" + report(figures))
     if plain is not None and not figures["plain"]["equal"]:
         raise typer.Exit(1)
 
@@ -246,13 +272,15 @@ def tree(
 ) -> None:
     """Draw one round's draft tree with its accepted path, in the terminal or as SVG."""
     with said_plainly():
+        if output is not None and as_json:
+            raise ValueError("give --output for SVG or --json, not both")
         text = read_prompt(prompt, prompt_file)
         engine, tokenizer = load_engine(*model_folders(model, target, draft))
         step = run_round(engine, tokenizer.encode(text).ids, budget, round_number)
         label = token_label(tokenizer)
         if output is not None:
             output.write_text(tree_svg(step.tree, step.accepted, step.bonus, label), encoding="utf-8")
-            notes.print(f"wrote {output}: {len(step.tree.tokens)} nodes, {len(step.accepted)} on the accepted path")
+            say(f"wrote {output}: {len(step.tree)} nodes, {len(step.accepted)} on the accepted path")
         elif as_json:
             print(json.dumps(tree_figures(step)))
         else:
@@ -263,7 +291,7 @@ def run_round(engine: Engine, ids: list[int], budget: int, number: int) -> Round
     """The round with that number (from 1) of a continuation. Raises ValueError if the text ended before it."""
     room = engine.target.config.max_position_embeddings - len(ids)
     text = Text(room, engine.target.config.eos_token_ids, None)
-    check_request(engine.target, engine.drafter, len(ids), budget, room)
+    check_request(engine.target, engine.drafter, ids, budget, room)
     steps = decode(engine.target, engine.drafter, ids, budget, GREEDY, text)
     rounds = [step for step in islice(steps, number + 1) if isinstance(step, Round)]
     if number > len(rounds):
@@ -295,7 +323,7 @@ def bench_engine_command(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens for each prompt.")] = 96,
     repeats: Annotated[int, typer.Option(min=2, help="Runs of everything.")] = 5,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON here instead.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON here too.")] = None,
 ) -> None:
     """Time plain and tree decoding over prompts; refuses to give a speed if their tokens differ."""
     with said_plainly():
@@ -312,22 +340,24 @@ def bench_engine_command(
     for row in rows:
         name, speed = f"budget {row['budget']}" if row["budget"] else "plain", row["tokens_per_second"]
         line = f"{speed['median']:7.1f} tokens/s (quartiles {speed['q1']:.1f} to {speed['q3']:.1f})"
-        print(f"{name:11} {line}  {row['mean_acceptance_length']:.2f} tokens a round")
+        print(f"{name:11} {line}  {row['tokens_per_round']:.2f} tokens a round")
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
 @app.command()
 def env(as_json: JsonOption = False) -> None:
     """Print versions, devices and what works here, for a bug report."""
-    facts = environment() | {"works": {"numpy engine": True, "GPU kernels": False}}
+    facts = environment()
+    facts["works"] = {"numpy engine": True}
     if as_json:
         print(json.dumps(facts))
         return
-    for key in ("ddtree", "python", "platform", "cpu"):
+    for key in ("ddtree", "python", "platform", "cpu", "blas"):
         print(f"{key:12} {facts[key]}")
     for package in PACKAGES:
         print(f"{package:12} {facts['packages'].get(package, 'not installed')}")
     print(f"{'GPUs':12} {'; '.join(facts['gpus']) or 'none seen (no nvidia-smi)'}")
-    print("works here   the numpy engine: ddtree generate, tree and bench (this version has no GPU kernels)")
+    for name, works in facts["works"].items():
+        print(f"{name:17}{'works here' if works else 'does not work here'}")
 
 
 def main() -> None:

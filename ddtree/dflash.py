@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import CheckpointError, load_config, load_weights, take
+from .checkpoint import CheckpointError, load_config, load_weights, take, take_size
 from .layers import attention, linear, rms_norm, rope_tables
 from ddtree.models import (
     KVCache,
@@ -34,13 +34,14 @@ F32 = NDArray[np.float32]
 # %% ../notebooks/25_dflash.ipynb #37a8c15c
 @dataclass(frozen=True)
 class DraftConfig:
-    """The shape of a DFlash drafter: its layers, the block (positions a pass, bonus included), the mask token's id and
-    the target layers it reads (0-based)."""
+    """The shape of a DFlash drafter: its layers, the block (positions a pass, bonus included), the mask token's id, the
+    target layers it reads (0-based) and how many layers that target has."""
 
     layers: ModelConfig
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
+    num_target_layers: int
 
 
 def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
@@ -54,16 +55,19 @@ def read_draft_config(config: Mapping[str, Any]) -> DraftConfig:
     """Read a DFlash `config.json`. Raises CheckpointError that names the key it cannot use."""
     layers = read_config(config)
     special = take(config, "dflash_config", dict)
-    target_layers = take(config, "num_target_layers", int)
-    ids = special.get("target_layer_ids") or default_layer_ids(layers.num_hidden_layers, target_layers)
-    block = take(config, "block_size", int)
-    if bad := [i for i in ids if not 0 <= i < target_layers]:
-        raise CheckpointError(f"config.json: target_layer_ids names layer {bad[0]}, the target has {target_layers}")
+    target_layers, block = take_size(config, "num_target_layers"), take_size(config, "block_size")
+    given = take({"target_layer_ids": special.get("target_layer_ids") or []}, "target_layer_ids", list)
+    ids = given or default_layer_ids(layers.num_hidden_layers, target_layers)
+    if bad := [i for i in ids if not isinstance(i, int) or not 0 <= i < target_layers]:
+        raise CheckpointError(f"config.json: target_layer_ids names layer {bad[0]!r}, the target has {target_layers}")
+    mask = take(special, "mask_token_id", int)
+    if not 0 <= mask < layers.vocab_size:
+        raise CheckpointError(f"config.json: mask_token_id {mask} is outside the vocabulary of {layers.vocab_size}")
     if block < 2:
         raise CheckpointError(
             f"config.json: block_size is {block}; a block holds the bonus token and at least one more"
         )
-    return DraftConfig(layers, block, take(special, "mask_token_id", int), tuple(ids))
+    return DraftConfig(layers, block, mask, tuple(ids), target_layers)
 
 
 def draft_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
@@ -106,22 +110,19 @@ class Drafter:
 
         Raises CheckpointError if drafter and target do not fit each other.
         """
-        ours = (config.layers.hidden_size, config.layers.vocab_size)
-        theirs = (target.config.hidden_size, target.config.vocab_size)
+        ours = (config.layers.hidden_size, config.layers.vocab_size, config.num_target_layers)
+        theirs = (target.config.hidden_size, target.config.vocab_size, target.config.num_hidden_layers)
         if ours != theirs:
-            raise CheckpointError(f"the drafter has (hidden_size, vocab_size) {ours}, the target {theirs}; use a pair")
-        if max(config.target_layer_ids) >= target.config.num_hidden_layers:
-            layers = target.config.num_hidden_layers
-            raise CheckpointError(f"the drafter reads layer {max(config.target_layer_ids)}, the target has {layers}")
+            names = "(hidden_size, vocab_size, target layers)"
+            raise CheckpointError(f"the drafter is made for {names} {ours}, the target has {theirs}; use a pair")
         self.config, self.weights, self._target = config, weights, target
-        target.embed([config.mask_token_id])
         self._layers = layer_weights(weights, config.layers)
 
     @classmethod
     def load(cls, folder: str | Path, target: Model) -> "Drafter":
         """Load a Hugging Face folder for `target`. Raises CheckpointError."""
         config = read_draft_config(load_config(folder))
-        return cls(config, load_weights(folder, draft_shapes(config), prefix="model."), target)
+        return cls(config, load_weights(folder, draft_shapes(config), "model."), target)
 
     def new_cache(self) -> KVCache:
         """An empty cache for the drafter's context."""

@@ -406,6 +406,7 @@ def plot_acceptance(acceptance_lengths: Sequence[int] | NDArray[np.integer[Any]]
     rounds.bar(np.arange(1, lengths.size + 1), lengths, color=_LIGHT["accepted"][0])
     rounds.axhline(lengths.mean(), color=_LIGHT["ink"][0], linestyle="--", label=f"mean {lengths.mean():.2f}")
     rounds.set(xlabel="round", ylabel="acceptance length (tokens)")
+    rounds.xaxis.get_major_locator().set_params(integer=True)
     rounds.legend()
     values, counts = np.unique(lengths, return_counts=True)
     histogram.barh(values, counts, color=_LIGHT["accepted"][0])

@@ -35,5 +35,5 @@ def random_engine(seed, vocab_size=9, positions=512):
     config = random_config(rng, vocab_size, positions)
     target = Model(config, random_weights(model_shapes(config), rng, 0.3))
     taps = tuple(int(i) for i in rng.integers(0, config.num_hidden_layers, size=2))
-    draft_config = DraftConfig(config, int(rng.integers(2, 9)), vocab_size - 1, taps)
+    draft_config = DraftConfig(config, int(rng.integers(2, 9)), vocab_size - 1, taps, config.num_hidden_layers)
     return Engine(target, Drafter(draft_config, random_weights(draft_shapes(draft_config), rng, 0.3), target))

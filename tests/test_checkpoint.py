@@ -41,6 +41,7 @@ def test_every_problem_of_a_folder_is_listed_at_once(folder):
     message = str(caught.value)
     for part in ("model.a has shape (2, 3), the config asks for (3, 2)", "extra b (4,)", "missing c (1,)"):
         assert part in message
+    assert len(message.splitlines()) == 4
 
 
 def test_integer_weights_are_refused(tmp_path):
@@ -147,6 +148,11 @@ def test_take_reads_an_integer_as_a_float():
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "260"}, "vocab_size is '260'"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
+        ({"layer_types": 5}, "layer_types is 5"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"eos_token_id": [257, 9999]}, "eos_token_id 9999"),
         ({"head_dim": 63}, "head_dim"),
     ],
 )
@@ -173,6 +179,9 @@ def test_head_sizes_follow_from_the_config_where_not_given():
         ({"block_size": None}, "block_size is missing"),
         ({"dflash_config": {"target_layer_ids": [1]}}, "mask_token_id is missing"),
         ({"dflash_config": {"target_layer_ids": [9], "mask_token_id": 1}}, "names layer 9, the target has 6"),
+        ({"dflash_config": {"target_layer_ids": 3, "mask_token_id": 1}}, "target_layer_ids is 3"),
+        ({"dflash_config": {"target_layer_ids": ["3"], "mask_token_id": 1}}, "names layer '3'"),
+        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 9999}}, "mask_token_id 9999"),
     ],
 )
 def test_a_draft_config_that_cannot_work_is_refused_by_key(change, message):
@@ -187,12 +196,20 @@ def test_target_layers_are_spread_evenly_where_not_given(draft, target, ids):
     assert default_layer_ids(draft, target) == ids
 
 
-def test_a_drafter_of_another_target_is_refused(tmp_path):
+@pytest.mark.parametrize("change", [{"vocab_size": 300}, {"num_target_layers": 7}])
+def test_a_drafter_of_another_target_is_refused(tmp_path, change):
     target = Model.load(PAIR / "target")
     shutil.copytree(PAIR / "draft", tmp_path / "draft")
-    (tmp_path / "draft" / "config.json").write_text(json.dumps({**DRAFT, "vocab_size": 300}))
-    with pytest.raises(CheckpointError, match=r"the drafter has \(hidden_size, vocab_size\) \(256, 300\)"):
+    (tmp_path / "draft" / "config.json").write_text(json.dumps({**DRAFT, **change}))
+    with pytest.raises(CheckpointError, match=r"the drafter is made for .* the target has \(256, 260, 6\)"):
         Drafter.load(tmp_path / "draft", target)
+
+
+def test_a_tied_checkpoint_may_store_its_head_too(tmp_path):
+    shutil.copytree(PAIR / "target", tmp_path / "target")
+    (tmp_path / "target" / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    model = Model.load(tmp_path / "target")
+    assert "lm_head.weight" not in model.weights
 
 
 def test_loading_tells_its_progress():

@@ -29,8 +29,8 @@ def test_generate_streams_the_recorded_text_and_reports_beside_it():
     result = run(*GENERATE, "--compare", "--budget", "64")
     assert result.stdout.rstrip("\n") == recorded_text().rstrip("\n")
     for part in (
-        "96 tokens in 20 rounds",
-        "mean acceptance length 4.80",
+        "96 tokens: prefill and 20 rounds",
+        "4.75 tokens a round (plain decoding: 1), mean acceptance length 4.80",
         "plain decoding: 95 rounds",
         "equal, token for token",
     ):
@@ -116,6 +116,31 @@ def test_a_round_after_the_end_of_the_text_is_refused():
     assert len(run_round(engine, [1, 2], 4, 3).accepted) >= 1
     with pytest.raises(ValueError, match=r"the text ended after \d+ rounds; --round 600 does not exist"):
         run_round(engine, [1, 2], 4, 600)
+
+
+def test_a_prompt_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "prompt").write_bytes(b"d\xff")
+    for arguments, stdin in ((["--prompt-file", str(tmp_path / "prompt")], None), (["--prompt-file", "-"], b"d\xff")):
+        error = run("generate", "--model", str(PAIR), *arguments, code=2, stdin=stdin).stderr
+        assert "is not UTF-8 text" in error and "Traceback" not in error
+
+
+def test_a_path_with_brackets_is_written_and_named_as_it_is(tmp_path):
+    folder = tmp_path / "q["
+    folder.mkdir()
+    arguments = ["tree", "--model", str(PAIR), "--prompt", "import ", "--budget", "3", "-o", str(folder / "b].svg")]
+    assert f"wrote {folder / 'b].svg'}: 4 nodes" in run(*arguments).stderr
+    run(*arguments, "--json", code=2)
+
+
+def test_a_reader_that_goes_away_is_no_error_message():
+    command = f"{sys.executable} -c 'from ddtree.cli import main; main()' {' '.join(GENERATE)} --max-new-tokens 400"
+    result = subprocess.run(["bash", "-c", f"{command} | head -c 3"], capture_output=True, text=True, timeout=60)
+    assert len(result.stdout) == 3 and "Traceback" not in result.stderr and "Broken" not in result.stderr
+
+
+def test_version():
+    assert run("--version").stdout.startswith("ddtree ")
 
 
 def test_env_names_versions_and_what_works():

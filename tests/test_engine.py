@@ -195,8 +195,8 @@ def test_on_tokens_sees_the_whole_text_in_pieces():
     ("arguments", "message"),
     [
         (([],), "the prompt has no tokens"),
-        (([1], 5, -1), "neither may be negative"),
-        (([1], -5, 1), "neither may be negative"),
+        (([1], 5, -1), "budget is -1"),
+        (([1], -5, 1), "max_new_tokens is -5"),
         (([1], 2048), "exceed the model's 2048 positions"),
         (([260],), "token id 260 is outside the vocabulary of 260"),
         (([-1],), "token id -1 is outside"),
@@ -205,6 +205,29 @@ def test_on_tokens_sees_the_whole_text_in_pieces():
 def test_bad_input_is_refused_with_a_reason(arguments, message):
     with pytest.raises(ValueError, match=message):
         engine().generate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("import os",), "prompt_ids is"),
+        (([1.5],), "prompt_ids is float64"),
+        (([True],), "prompt_ids is bool"),
+        (([[1, 2]],), r"shape \(1, 2\)"),
+        (([1], 8.0), "max_new_tokens is 8.0"),
+        (([1], 8, 2.5), "budget is 2.5"),
+        (([1], True), "max_new_tokens is True"),
+    ],
+)
+def test_input_of_another_type_is_refused_by_name(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        engine().generate(*arguments)
+
+
+def test_tokens_of_the_cut_last_round_are_not_counted_twice():
+    result = engine().generate(oracle()["p0.prompt"], 12, 15)
+    assert result.acceptance_lengths.sum() > 11
+    assert result.tokens_per_round == 11 / len(result.rounds)
 
 
 def test_what_is_not_built_is_refused_by_name():
@@ -217,11 +240,30 @@ def test_what_is_not_built_is_refused_by_name():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1.0}, {"temperature": np.nan}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"seed": -1}],
+    [
+        {"seed": 2**64},
+        {"temperature": -1.0},
+        {"temperature": np.nan},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"seed": -1},
+    ],
 )
 def test_sampling_refuses_values_that_mean_nothing(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"seed": 1.5}, {"top_k": 1.5}, {"seed": True}])
+def test_sampling_refuses_other_types(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
+def test_a_tiny_temperature_is_greedy():
+    logits = np.array([0.0, 1.0, 0.5], np.float32)
+    assert {choose_token(logits, position, Sampling(1e-320)) for position in range(50)} == {1}
 
 
 def test_sampling_draws_the_model_distribution():

@@ -100,7 +100,13 @@ def test_export_deletes_modules_that_no_notebook_exports(project, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "source", "options", "message"),
     [
-        ("02_two", "from ddtree.three import y", {}, "imports .three, which no earlier notebook exports"),
+        ("02_two", "from ddtree.three import y", {}, "imports three, which no earlier notebook exports"),
+        (
+            "02_two",
+            "from ddtree.three import (\n    y,\n)",
+            {},
+            "imports ddtree.three, which no earlier notebook exports",
+        ),
         ("two", "y = 1", {}, "NN_stem.ipynb"),
         ("02_two", "y = 1", {"directive": False}, "no '#| default_exp two'"),
         ("02_two", "y = 1", {"title": "# No docstring"}, "the module docstring"),

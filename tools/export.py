@@ -56,8 +56,10 @@ def check_order(modules: list[Path]) -> None:
     earlier: set[str] = set()
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module and node.module not in earlier:
-                raise SystemExit(f"{path}:{node.lineno}: imports .{node.module}, which no earlier notebook exports")
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            inside = isinstance(node, ast.ImportFrom) and (node.level == 1 or module.startswith("ddtree."))
+            if inside and module.removeprefix("ddtree.") not in earlier:
+                raise SystemExit(f"{path}:{node.lineno}: imports {module}, which no earlier notebook exports")
         earlier.add(path.stem)
 
 
