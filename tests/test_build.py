@@ -1,0 +1,187 @@
+"""The tree builder on the PTX machine: recorded trees, generated ones full of ties, refused rows, its own safety."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtree import build
+from ddtree.build import build_trees, comes_first, empty_trees
+from ddtree.cuda import PtxDevice, watch_launches
+from ddtree.kdtr import load
+from ddtree.ptx_text import PtxError
+from ddtree.tree import DraftTree, build_tree
+
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+
+VECTORS = load("fixtures/tree_vectors.kdtr")
+CASES = {f"{case['case']} {case['name']} {case['nodes']}": case for case in VECTORS.metadata["cases"]}
+FIELDS = ("tokens", "parents", "depths", "scores", "ranks")
+WATCHED, FAST = PtxDevice(), PtxDevice(check=False, count=False)
+
+
+def assert_same(actual: DraftTree, expected: DraftTree) -> None:
+    for name in FIELDS:
+        a, e = getattr(actual, name), getattr(expected, name)
+        np.testing.assert_array_equal(a, e, err_msg=name)
+        assert a.dtype == e.dtype and a.tobytes() == e.tobytes(), name
+
+
+def rows(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """The log-probabilities and ids of a recorded case, as a batch of one."""
+    return VECTORS[f"{case}.top_log_probs"][None], VECTORS[f"{case}.top_token_ids"][None].astype(np.int64)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_tree_is_built_to_the_bit(name):
+    case = CASES[name]
+    log_probs, ids = rows(case["case"])
+    built = build_trees(log_probs, ids, case["budget"], 42, device=WATCHED if case["nodes"] <= 256 else FAST).tree(0)
+    assert_same(built, build_tree(log_probs[0], ids[0], case["budget"], 42))
+    np.testing.assert_array_equal(built.parents, VECTORS[f"{case['case']}.parents"])
+    np.testing.assert_array_equal(built.tokens[1:], VECTORS[f"{case['case']}.node_token_ids"])
+
+
+@st.composite
+def batches(draw) -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
+    """Requests whose few different values, -inf among them, make ties the rule."""
+    requests, positions, candidates = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 40))
+    value = st.sampled_from([0.0, -0.0, -0.5, -1.0, -1.5, -1e-40, -3e38, -math.inf]) | st.floats(-9, 0, width=32)
+    row = st.lists(value, min_size=candidates, max_size=candidates).map(lambda v: sorted(v, reverse=True))
+    log_probs = [[draw(row) for _ in range(positions)] for _ in range(requests)]
+    shape = requests, positions, candidates
+    ids = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2**40, shape)
+    budgets = draw(st.lists(st.integers(0, 70), min_size=requests, max_size=requests))
+    roots = draw(st.lists(st.integers(0, 2**40), min_size=requests, max_size=requests))
+    return np.array(log_probs, np.float32), ids, budgets, roots
+
+
+@settings(max_examples=60)
+@given(batches())
+def test_a_generated_batch_is_built_to_the_bit(batch):
+    log_probs, ids, budgets, roots = batch
+    trees = build_trees(log_probs, ids, budgets, roots, device=FAST)
+    for request, (budget, root) in enumerate(zip(budgets, roots, strict=True)):
+        assert_same(trees.tree(request), build_tree(log_probs[request], ids[request], budget, root))
+
+
+def test_the_order_of_additions_is_the_references():
+    """(score - lp) + next and score + (next - lp) differ here: at 1e20 a float64 step is 16384."""
+    log_probs = np.array([[[-1e20, -np.inf], [-6000, -9000]]], np.float32)
+    ids = np.zeros(log_probs.shape, np.int64)
+    built, expected = build_trees(log_probs, ids, 3, device=WATCHED).tree(0), build_tree(log_probs[0], ids[0], 3)
+    assert expected.scores[3] < expected.scores[2] == expected.scores[1]
+    assert_same(built, expected)
+
+
+@settings(max_examples=40)
+@given(batches(), st.data())
+def test_the_order_of_open_prefixes_is_that_of_their_tuples(batch, data):
+    tree = build_tree(batch[0][0], batch[1][0], 30)
+    following = np.bincount(tree.parents[1:], minlength=len(tree)) if len(tree) > 1 else np.zeros(1, np.int64)
+    node = st.integers(0, len(tree) - 1)
+    a, b = data.draw(node), data.draw(node)
+
+    def ranks(i: int) -> tuple[int, ...]:
+        return (*(int(r) for r in tree.ranks[tree.path(i)[1:]]), int(following[i]))
+
+    if a != b:
+        first = comes_first(a, following[a], b, following[b], tree.parents, tree.ranks, tree.depths)
+        assert first == (ranks(a) < ranks(b))
+
+
+def test_a_request_does_not_depend_on_the_others():
+    log_probs, ids = (np.concatenate(parts) for parts in zip(rows("001"), rows("018"), strict=True))
+    together = build_trees(log_probs, ids, [64, 16], [1, 2], device=FAST)
+    alone = [build_trees(log_probs[r : r + 1], ids[r : r + 1], b, r + 1, device=FAST) for r, b in enumerate((64, 16))]
+    for request in range(2):
+        assert_same(together.tree(request), alone[request].tree(0))
+
+
+def test_places_beyond_a_tree_hold_the_documented_values():
+    trees = build_trees(*rows("014"), 30, 5, device=WATCHED)
+    count = int(trees.counts[0])
+    assert (count, trees.tokens.shape) == (15, (1, 31))
+    for name, value in zip(FIELDS, (-1, -1, 0, -math.inf, -1), strict=True):
+        assert set(getattr(trees, name)[0, count:].tolist()) == {value}, name
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4), (2, 3, 0), (0, 3, 4)])
+def test_empty_axes_give_roots_or_nothing(shape):
+    trees = build_trees(np.zeros(shape, np.float32), np.zeros(shape, np.int64), 5, 7, device=WATCHED)
+    assert trees.counts.tolist() == [1] * shape[0] and (trees.tokens[:, :1] == 7).all()
+
+
+def test_a_budget_above_the_places_fills_the_places():
+    log_probs, ids = rows("001")
+    trees = build_trees(log_probs, ids, 64, out=empty_trees(1, 10, WATCHED), device=WATCHED)
+    assert_same(trees.tree(0), build_tree(log_probs[0], ids[0], 9))
+
+
+@pytest.mark.parametrize(("column", "value"), [(5, np.nan), (0, np.nan), (63, -np.nan), (0, 0.5), (0, np.inf), (9, 0)])
+def test_a_row_that_breaks_the_order_is_refused_by_name(column, value):
+    log_probs, ids = (np.repeat(x, 3, axis=0) for x in rows("001"))
+    log_probs[1, 14, column] = value
+    log_probs[2, 0, column] = value
+    with pytest.raises(ValueError, match="build_trees: row 14 of request 1 in top_log_probs has a NaN, a value"):
+        build_trees(log_probs, ids, 20, device=WATCHED)
+    out = empty_trees(3, 21, WATCHED)
+    with watch_launches(), WATCHED.graph() as graph:
+        build_trees(log_probs, ids, 20, out=out, stream=graph, device=WATCHED)
+    graph.replay()
+    assert out.counts.tolist() == [21, -15, -1]
+    assert_same(out.tree(0), build_tree(log_probs[0], ids[0], 20))
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"budgets": -1}, ValueError, "budgets is -1; it takes integers of at least 0, one or one a request"),
+    ({"budgets": 1.5}, ValueError, "budgets is 1.5; it takes integers"),
+    ({"budgets": 2**31}, ValueError, "budgets is 2147483648"),
+    ({"budgets": [3, 3]}, ValueError, r"budgets is int32\[2\]; its R in \[R\] must be 1"),
+    ({"root_tokens": -1}, ValueError, "root_tokens is -1"),
+    ({"top_token_ids": np.zeros((1, 15, 64), np.int32)}, TypeError, "top_token_ids is int32.* it must be int64"),
+    ({"top_token_ids": np.zeros((1, 15, 63), np.int64)}, ValueError, "its K in .* must be 64, as in top_log_probs"),
+    ({"top_log_probs": np.zeros((1, 15, 64))}, TypeError, "it must be float32"),
+    ({"top_log_probs": np.zeros((15, 64), np.float32)}, ValueError, "it must have 3 axes"),
+])  # fmt: skip
+def test_a_wrong_argument_is_refused(change, error, message):
+    arguments = dict(zip(("top_log_probs", "top_token_ids"), rows("001"), strict=True))
+    arguments |= {"budgets": 3, "root_tokens": 0}
+    with pytest.raises(error, match=f"^build_trees: .*{message}"):
+        build_trees(**(arguments | change), device=WATCHED)
+
+
+def test_budgets_on_a_gpu_need_a_place_for_the_trees():
+    class OnGpu:
+        __cuda_array_interface__ = {}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match=r"budgets are on the GPU.*pass out=empty_trees\(R, N\)"):
+        build_trees(*rows("001"), OnGpu(), device=WATCHED)
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_without_one_of_its_barriers_the_kernel_is_a_race(removed, tmp_path):
+    """The clean runs above mean something: both barriers guard an exchange, and the machine sees it."""
+    first, second, third = inspect.getsource(build.build_trees_kernel.function).split("cuda.syncwarp()")
+    changed = first + ("pass", "cuda.syncwarp()")[removed] + second + ("cuda.syncwarp()", "pass")[removed] + third
+    path = tmp_path / "changed.py"
+    path.write_text(changed)
+    scope = dict(vars(build))
+    exec(compile(changed, path, "exec"), scope)
+    inputs = np.array([64], np.int32), np.zeros(1, np.int64)
+    with pytest.raises(PtxError) as caught:
+        scope["build_trees_kernel"](*rows("001"), *inputs, *vars(empty_trees(1, 65, WATCHED)).values(), device=WATCHED)
+    assert caught.value.kind == "race"
+
+
+def test_the_cost_is_counted():
+    """Exact, so a change of the kernel or the compiler shows: one warp, a bounded number of instructions a node."""
+    with watch_launches() as launches:
+        build_trees(*rows("001"), 64, device=WATCHED)
+    counters = launches[0].counters
+    assert launches[0].grid == (1,) and counters.atomics == 0 and counters.shared_bank_conflicts == 0
+    assert counters.warp_instructions < 450 * 64
+    assert counters.global_store_bytes < 2 * 65 * 28 + 4

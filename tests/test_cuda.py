@@ -1,0 +1,466 @@
+"""ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
+
+import subprocess
+import sys
+import types
+from typing import Annotated, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddtree.cuda as cuda_module
+from ddtree.cuda import (
+    GpuArray,
+    GpuDevice,
+    Kernel,
+    LaunchRule,
+    PtxDevice,
+    cuda,
+    current_device,
+    device_function,
+    flatten,
+    flatten_names,
+    kernel,
+    link,
+    parse_contract,
+    parse_parameter,
+    watch_launches,
+)
+from ddtree.ptx import load_ptx
+from ddtree.ptx_text import PtxError
+
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+
+In = Annotated[Any, "const float32[N]"]
+Out = Annotated[Any, "float32[N]"]
+Factor = Annotated[Any, "float32"]
+
+
+@kernel("E1", block=64, grid="cdiv(N, 64)")
+def scale_kernel(x: In, factor: Factor, out: Out) -> None:
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = factor * x[i]
+
+
+@kernel("E0", block=32, grid="1")
+def typed_kernel(
+    matrix: Annotated[Any, "const int32[R, 4]"], row: Annotated[Any, "int32"], out: Annotated[Any, "int64[R]"]
+) -> None:
+    i = cuda.threadIdx.x
+    if i < out.size:
+        out[i] = matrix[i, 3] + row
+
+
+@kernel("E0", block=32, grid="1")
+def copy_bits_kernel(x: Annotated[Any, "const uint16[N]"], out: Annotated[Any, "uint16[N]"]) -> None:
+    i = cuda.threadIdx.x
+    if i < x.size:
+        out[i] = x[i]
+
+
+@kernel("E1", block=64, grid="1", shared="4 * N")
+def reverse_kernel(x: In, out: Out) -> None:
+    tile = cuda.shared.array(0, np.float32)
+    for i in range(cuda.threadIdx.x, x.size, 64):
+        tile[i] = x[i]
+    cuda.syncthreads()
+    for i in range(cuda.threadIdx.x, x.size, 64):
+        out[i] = tile[x.size - 1 - i]
+
+
+@device_function
+def twice(x: Any) -> Any:
+    return x + x
+
+
+def make_adder(amount: float) -> Kernel:
+    """A kernel whose closure holds a number, the stand-in `cuda`, and a device function."""
+    module, double = cuda, twice
+
+    @kernel("E1", block=64, grid="cdiv(N, 64)")
+    def add_kernel(x: In, out: Out) -> None:
+        i = module.grid(1)
+        if i < x.size:
+            out[i] = double(x[i]) + np.float32(amount)
+
+    return add_kernel
+
+
+@pytest.fixture
+def device() -> PtxDevice:
+    return PtxDevice()
+
+
+def numbers(n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.float32)
+
+
+class OnGpu:
+    """An object that says it lies in GPU memory."""
+
+    def __init__(self, **interface: Any) -> None:
+        base = {"version": 3, "typestr": "<f4", "shape": (3,), "data": (4096, False), "strides": None}
+        self.__cuda_array_interface__ = base | interface
+
+
+class OnlyDlpack:
+    """An array that offers nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+# What is needed when
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_kernels_imports_no_compiler():
+    code = "import sys, ddtree.kernels; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
+    assert run_python(code) == "[]"
+
+
+def test_a_missing_wheel_is_named_with_the_command_that_brings_it(monkeypatch):
+    def refuse(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(cuda_module, "import_module", refuse)
+    with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[gpu\]'"):
+        make_adder(0.5).ptx()
+
+
+def test_the_stand_in_says_that_it_is_for_kernels():
+    with pytest.raises(AttributeError, match=r"cuda\.grid exists only inside a kernel"):
+        scale_kernel.function(numbers(3), 1.0, numbers(3))
+
+
+# Contracts
+
+
+@pytest.mark.parametrize("text", ["float32", "const float32[N]", "int64[R, 4]", "const bool[A, B, C]", "uint16[N]"])
+def test_a_contract_is_read(text):
+    parameter = parse_parameter("x", text)
+    shape = "" if parameter.shape is None else f"[{', '.join(parameter.shape)}]"
+    assert f"{'const ' if parameter.const else ''}{parameter.dtype}{shape}" == text
+
+
+@pytest.mark.parametrize("text", ["", "float", "float32[]", "float32[N,M]", "bfloat16[N]", "bool", "int8",
+                                  "float32[N] const", "const  int32[N]", "float32[-1]"])  # fmt: skip
+def test_another_text_is_no_contract(text):
+    with pytest.raises(ValueError, match="x: the contract is"):
+        parse_parameter("x", text)
+
+
+def test_a_parameter_without_a_contract_is_named():
+    def bare(x: In, y: int) -> None: ...
+
+    with pytest.raises(ValueError, match="bare: y has no contract; write for example y: Annotated"):
+        parse_contract(bare)
+
+
+@pytest.mark.parametrize(("exactness", "grid", "message"), [("E3", "N", "exactness is 'E3'"), ("E0", "M", "uses M;")])
+def test_a_kernel_that_does_not_fit_its_contract_is_refused(exactness, grid, message):
+    with pytest.raises(ValueError, match=message):
+        Kernel(scale_kernel.function, exactness, LaunchRule((32,), (grid,), "0"))
+
+
+@pytest.mark.parametrize("block", [(), (0,), (1025,), (32, 33), (1, 1, 65), (1, 1, 1, 1)])
+def test_a_block_that_no_gpu_has_is_refused(block):
+    with pytest.raises(ValueError, match="1 to 1024 threads"):
+        LaunchRule(block, ("1",), "0")
+
+
+@given(n=st.integers(0, 10**9), r=st.integers(0, 10**6))
+def test_formulas_are_integer_arithmetic_on_the_names(n, r):
+    rule = LaunchRule((32,), ("cdiv(N, 128)", "R + 1"), "4 * (N - R) + 8")
+    assert rule.apply({"N": n, "R": r}) == ((-(-n // 128), r + 1), 4 * (n - r) + 8)
+    assert rule.names == {"N", "R"}
+
+
+@given(shape=st.lists(st.integers(0, 5), min_size=1, max_size=4), dtype=st.sampled_from(["u1", "i2", "f4", "f8"]))
+def test_the_words_of_an_array_are_what_numpy_says(shape, dtype):
+    array = np.zeros([max(1, n) for n in shape], dtype)  # numpy's strides of an empty array are arbitrary
+    words = flatten(4096, array.shape, array.itemsize)
+    assert words == [0, 0, array.size, array.itemsize, 4096, *array.shape, *array.strides]
+    names = flatten_names(parse_parameter("x", f"uint8[{', '.join('ABCD'[: array.ndim])}]"))
+    assert len(names) == len(words) == len(set(names))
+
+
+# PTX
+
+
+def test_the_text_has_no_chance_in_it():
+    """Another process, another order of compilation, the same bytes."""
+    code = f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r}); import test_cuda as t; "
+    code += "t.reverse_kernel.ptx(); t.make_adder(1.0).ptx(); print(t.scale_kernel.ptx() + t.reverse_kernel.ptx())"
+    assert run_python(code) == (scale_kernel.ptx() + reverse_kernel.ptx()).strip()
+    assert not any(chance in scale_kernel.ptx() for chance in ("_ZN", ".common", "_cudapy", "cw51", "/tests/"))
+    assert '.file\t1 "test_cuda.py"' in scale_kernel.ptx()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+def test_the_lowered_version_links_for_every_architecture(arch):
+    for each in (scale_kernel, reverse_kernel, typed_kernel):
+        text = each.ptx(arch)
+        assert f".target {arch}" in text and f".version {cuda_module._PTX_VERSIONS[arch]}\n" in text
+        code, log = link(text, arch)
+        assert len(code.code) > 1000 and "Used" in log
+
+
+def test_the_parameters_in_the_text_are_the_contracts_words():
+    (entry,) = load_ptx(typed_kernel.ptx()).entries.values()
+    assert entry.name == typed_kernel.entry == "ddtree_typed"
+    assert len(entry.params) == sum(len(flatten_names(p)) for p in typed_kernel.parameters) == 9 + 1 + 7
+
+
+def test_functions_and_closures_reach_the_kernel(device):
+    for amount in (0.25, 1.5):  # two kernels of one function: each has its own number
+        out = device.empty(100, np.float32)
+        make_adder(amount)(numbers(100), out, device=device)
+        np.testing.assert_array_equal(out, 2 * numbers(100) + np.float32(amount))
+    assert twice(2) == 4
+
+
+# Launching on the PTX machine
+
+
+def test_a_launch_computes_and_counts(device):
+    out = device.empty(1000, np.float32)
+    counters = scale_kernel(numbers(1000), 0.5, out, device=device)
+    np.testing.assert_array_equal(out, numbers(1000) / 2)
+    assert (counters.global_load_bytes, counters.global_store_bytes) == (4000, 4000)
+
+
+def test_nothing_is_copied(device):
+    out = np.zeros(8, np.float32)
+    scale_kernel(OnlyDlpack(numbers(8)), 2, OnlyDlpack(out), device=device)
+    np.testing.assert_array_equal(out, 2 * numbers(8))
+
+
+def test_bfloat16_passes_as_its_bits(device):
+    x = np.array([1.5, -2.0, np.inf], ml_dtypes.bfloat16)
+    out = np.zeros(3, ml_dtypes.bfloat16)
+    copy_bits_kernel(x, out, device=device)
+    assert out.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("n", [25_000, 25_344])
+def test_shared_memory_beyond_48_kb(device, n):
+    out = device.empty(n, np.float32)
+    reverse_kernel(numbers(n), out, device=device)
+    np.testing.assert_array_equal(out, numbers(n)[::-1])
+
+
+def test_more_shared_memory_than_a_block_has_is_refused(device):
+    with pytest.raises(ValueError, match="reverse: needs 101380 bytes of shared memory; a block on sm_120 has 101376"):
+        reverse_kernel(numbers(25_345), device.empty(25_345, np.float32), device=device)
+
+
+def test_an_empty_grid_runs_nothing(device):
+    assert scale_kernel(numbers(0), 1.0, numbers(0), device=device) is None
+
+
+def test_one_array_for_two_parameters(device):
+    x = numbers(100)
+    scale_kernel(x, 3.0, x, device=device)
+    np.testing.assert_array_equal(x, 3 * numbers(100))
+
+
+def test_memory_is_watched_across_launches(device):
+    x, y = device.empty(64, np.float32), device.empty(64, np.float32)
+    with pytest.raises(PtxError, match="uninitialised read") as caught:
+        scale_kernel(x, 1.0, y, device=device)
+    assert caught.value.kind == "uninitialised read" and caught.value.source.startswith("test_cuda.py:")
+    scale_kernel(numbers(64), 1.0, x, device=device)
+    scale_kernel(x[:32], 2.0, y[:32], device=device)
+    with pytest.raises(PtxError, match="uninitialised read"):
+        scale_kernel(y, 1.0, x, device=device)
+
+
+def test_memory_is_released(device):
+    before = len(device.memory._regions)
+    x = device.empty(64, np.float32)
+    scale_kernel(numbers(64), 1.0, x, device=device)
+    assert len(device.memory._regions) == before + 1
+    del x
+    assert len(device.memory._regions) == before
+
+
+def test_a_prepared_launch_runs_again_on_what_the_arrays_hold(device):
+    x, out = numbers(10), np.zeros(10, np.float32)
+    run = scale_kernel.prepare(x, 2.0, out, device=device)
+    run()
+    x += 1
+    run()
+    np.testing.assert_array_equal(out, 2 * (numbers(10) + 1))
+
+
+def test_a_graph_records_and_replays(device):
+    x = numbers(10)
+    with device.graph() as graph:
+        assert scale_kernel(x, 2.0, x, stream=graph, device=device) is None
+        scale_kernel(x, 3.0, x, stream=graph, device=device)
+    np.testing.assert_array_equal(x, numbers(10))
+    graph.replay()
+    graph.replay()
+    np.testing.assert_array_equal(x, 36 * numbers(10))
+    with pytest.raises(RuntimeError, match="the graph does not record"):
+        scale_kernel(x, 2.0, x, stream=graph, device=device)
+
+
+def test_the_machine_has_no_other_streams(device):
+    with pytest.raises(TypeError, match="scale: stream is 7; the PTX machine takes None or one of its graphs"):
+        scale_kernel(numbers(3), 1.0, numbers(3), stream=7, device=device)
+
+
+def test_launches_inside_functions_are_seen(device):
+    with watch_launches() as outer:
+        scale_kernel(numbers(3), 1.0, numbers(3), device=device)
+        with watch_launches() as inner:
+            scale_kernel(numbers(300), 1.0, numbers(300), device=device)
+    assert [(seen.kernel, seen.grid) for seen in outer] == [("scale", (1,)), ("scale", (5,))]
+    assert inner == outer[1:] and inner[0].counters.warp_instructions > 0
+
+
+# Refusals: (arguments, error, message)
+
+X, M = numbers(6), np.zeros((6, 4), np.int32)
+LONG = np.zeros(6, np.int64)
+FROZEN = numbers(6)
+FROZEN.flags.writeable = False
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ((X, 1.0), TypeError, "scale: got 2 arguments; it takes x, factor, out"),
+    ((X.astype(np.float64), 1.0, X), TypeError, r"scale: x is float64\[6\]; it must be float32. Convert it first"),
+    ((X.reshape(2, 3), 1.0, X), ValueError, r"scale: x is float32\[2, 3\]; it must have 1 axes: \[N\]"),
+    ((X, 1.0, numbers(5)), ValueError, r"scale: out is float32\[5\]; its N in \[N\] must be 6, as in x"),
+    ((numbers(12)[::2], 1.0, X), ValueError, r"x is float32\[6\] but not in C order; pass np.ascontiguousarray\(x\)"),
+    ((X, 1.0, FROZEN), ValueError, r"scale: out is float32\[6\] but read-only, and the kernel writes it; pass a copy"),
+    (([1.0], 1.0, X), TypeError, "scale: x is a list; pass a numpy array or an object with DLPack"),
+    ((X, X, X), TypeError, "scale: factor is array.*it takes one float32"),
+    ((X, "1", X), TypeError, "scale: factor is '1', a str; it takes one float32"),
+    ((X, True, X), TypeError, "scale: factor is True, a bool"),
+    ((OnGpu(), 1.0, X), TypeError, "x is on a GPU and the kernel runs on the CPU; copy it, or set DDTREE_DEVICE=gpu"),
+])  # fmt: skip
+def test_a_wrong_argument_is_refused_before_launch(device, arguments, error, message):
+    with watch_launches() as launches, pytest.raises(error, match=message):
+        scale_kernel(*arguments, device=device)
+    assert launches == []
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ((M[:, :3].copy(), 0, LONG), ValueError, r"typed: matrix is int32\[6, 3\]; its 4 in \[R, 4\] must be 4"),
+    ((M, 1.0, LONG), TypeError, "typed: row is 1.0, a float; it takes one int32"),
+    ((M, 2**31, LONG), ValueError, "typed: row is 2147483648, which int32 does not hold"),
+    ((M, 0, LONG[:5]), ValueError, r"typed: out is int64\[5\]; its R in \[R\] must be 6, as in matrix"),
+])  # fmt: skip
+def test_fixed_sizes_and_integers_are_checked(device, arguments, error, message):
+    with pytest.raises(error, match=message):
+        typed_kernel(*arguments, device=device)
+
+
+@settings(max_examples=40)
+@given(st.integers(-(2**31), 2**31 - 1) | st.integers(-(2**7), 2**7 - 1).map(np.int8))
+def test_an_integer_arrives_as_it_is(value):
+    out = np.zeros(1, np.int64)
+    typed_kernel(np.zeros((1, 4), np.int32), value, out, device=PtxDevice())
+    assert out[0] == value
+
+
+def test_a_read_only_array_is_taken_where_the_kernel_only_reads(device):
+    out = np.zeros(6, np.float32)
+    scale_kernel(FROZEN, 1.0, out, device=device)
+    np.testing.assert_array_equal(out, FROZEN)
+
+
+# The GPU's side, as far as it can be tried without one
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[Any]:
+    """A GpuDevice over a driver that only notes what is launched: (device, launches)."""
+    launches: list[Any] = []
+    core = types.SimpleNamespace(LaunchConfig=lambda **options: options, launch=lambda *all: launches.append(all))
+    device = GpuDevice.__new__(GpuDevice)
+    device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: "loaded"}
+    device.arch, device.max_shared = "sm_90", 232_448
+    return [device, launches]
+
+
+def test_the_gpu_gets_the_words_of_the_abi(launched):
+    device, launches = launched
+    x, out = OnGpu(shape=(130,)), OnGpu(shape=(130,), data=(8192, False), strides=(4,))
+    scale_kernel(x, 0.5, out, device=device)
+    ((stream, config, loaded, *words),) = launches
+    assert (stream, loaded, config) == ("default", "loaded", {"grid": (3,), "block": (64,), "shmem_size": 0})
+    assert words == [0, 0, 130, 4, 4096, 130, 4, np.float32(0.5), 0, 0, 130, 4, 8192, 130, 4]
+    assert type(words[7]) is np.float32
+
+
+@pytest.mark.parametrize(("array", "error", "message"), [
+    (numbers(3), TypeError, "x is a ndarray in host memory and the kernel runs on the GPU"),
+    (OnlyDlpack(numbers(3)), TypeError, "x is a OnlyDlpack in host memory"),
+    (OnGpu(typestr="<f8"), TypeError, r"x is float64\[3\]; it must be float32"),
+    (OnGpu(strides=(8,)), ValueError, "not in C order"),
+])  # fmt: skip
+def test_what_is_not_a_gpu_array_in_order_is_refused(launched, array, error, message):
+    with pytest.raises(error, match=message):
+        scale_kernel(array, 0.5, OnGpu(), device=launched[0])
+    assert launched[1] == []
+
+
+def test_a_read_only_gpu_array_is_refused_as_output(launched):
+    with pytest.raises(ValueError, match="read-only"):
+        scale_kernel(OnGpu(), 0.5, OnGpu(data=(4096, True)), device=launched[0])
+
+
+def test_strides_of_axes_of_one_do_not_matter():
+    view = cuda_module._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
+    assert view.ordered and not cuda_module._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
+
+
+def test_a_gpu_array_offers_the_interface():
+    array = GpuArray(types.SimpleNamespace(handle=4096), (2, 3), np.dtype(np.float64))
+    view = cuda_module._gpu_view("x", array)
+    assert (view.address, view.shape, view.dtype, view.ordered, view.writable) == (4096, (2, 3), np.float64, True, True)
+
+
+# The choice
+
+
+def test_the_choice_is_forced_by_the_environment(monkeypatch):
+    monkeypatch.setenv("DDTREE_DEVICE", "ptx")
+    assert current_device().name == "ptx" and current_device() is current_device()
+    monkeypatch.setenv("DDTREE_DEVICE", "cpu")
+    with pytest.raises(ValueError, match="DDTREE_DEVICE is 'cpu'; it is 'gpu', 'ptx', or not set"):
+        current_device()
+
+
+def test_without_a_gpu_the_machine_is_chosen_and_a_forced_gpu_is_an_error(monkeypatch):
+    monkeypatch.setattr(cuda_module, "_driver_version", lambda: None)
+    monkeypatch.delenv("DDTREE_DEVICE", raising=False)
+    assert current_device().name == "ptx"
+    monkeypatch.setenv("DDTREE_DEVICE", "gpu")
+    with pytest.raises(RuntimeError, match=r"found no NVIDIA GPU.*DDTREE_DEVICE=ptx"):
+        GpuDevice()
+
+
+def test_a_driver_that_is_too_old_is_named_not_passed_over(monkeypatch):
+    monkeypatch.setattr(cuda_module, "_driver_version", lambda: 12_040)
+    monkeypatch.delenv("DDTREE_DEVICE", raising=False)
+    cuda_module._gpu_device.cache_clear()
+    with pytest.raises(RuntimeError, match=r"knows CUDA 12\.4, the wheels need 13\.0: update the driver to 580"):
+        current_device()

@@ -1,0 +1,183 @@
+"""The folder kernels/: up to date, the same bytes everywhere, true to the PTX, and usable from C and C++."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddtree import kernels
+from ddtree.cuda import _driver_version, flatten
+from ddtree.kernels import EXPORTED, build_kernels, check_kernels, check_limits, hash_source
+from ddtree.ptx import load_ptx
+
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+
+FOLDER = Path("kernels")
+MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels") / "new" / "folder"
+    assert [path.name for path in build_kernels("sm_120", folder)][-2:] == ["manifest.json", "ddtree_kernels.h"]
+    return folder
+
+
+def compile_and_run(source: str, folder: Path, compiler: str, standard: str, *arguments: str) -> str:
+    """Compile a program with every warning an error, and return what it prints."""
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    path = folder / f"program.{'c' if compiler == 'gcc' else 'cpp'}"
+    path.write_text(source)
+    flags = [f"-std={standard}", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", str(FOLDER.resolve())]
+    subprocess.run([compiler, *flags, str(path), "-o", str(folder / "program"), "-ldl"], check=True)
+    run = subprocess.run([str(folder / "program"), *arguments], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_the_committed_kernels_are_what_the_notebooks_make():
+    """Byte for byte with the Python of the manifest; another Python orders some instructions differently."""
+    found = check_kernels(FOLDER)
+    if found and found[0].startswith("toolchain: python is "):
+        assert [line.split(" is ")[0] for line in found[1:]] == ["kernels/build_trees.ptx", "kernels/manifest.json"]
+        pytest.skip(found[0])
+    assert found == []
+
+
+def test_another_process_builds_the_same_bytes(built, tmp_path):
+    code = "import sys; sys.path.insert(0, 'tests'); import test_cuda; test_cuda.reverse_kernel.ptx(); "
+    code += f"from ddtree.kernels import build_kernels; build_kernels('sm_120', {str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for path in built.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_no_path_of_a_machine_is_in_a_file(built):
+    for path in built.iterdir():
+        text = path.read_text()
+        assert str(Path.cwd()) not in text and not re.search(r"/home/|/tmp/|/usr/|\.file|\.loc\b", text), path.name
+
+
+def test_the_file_is_the_code_that_the_machine_runs(built):
+    """The PTX of the folder is Kernel.ptx() without its line numbers, nothing else."""
+    for kernel in EXPORTED:
+        lines = [line for line in kernel.ptx().splitlines() if not line.strip().startswith((".loc", ".file"))]
+        assert (built / f"{kernel.name}.ptx").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("kernel", EXPORTED, ids=lambda kernel: kernel.name)
+def test_the_manifest_is_true_to_the_ptx(kernel):
+    entry = MANIFEST["kernels"][kernel.name]
+    params = load_ptx((FOLDER / entry["file"]).read_text()).entries[entry["entry"]].params
+    words = [word for parameter in entry["parameters"] for word in parameter["words"]]
+    assert [(w["type"], w["offset"], w["bytes"]) for w in words] == [(p.type, p.offset, p.size) for p in params]
+    assert entry["spill_bytes"] == 0 and 0 < entry["registers"] <= 255 and entry["static_shared_bytes"] <= 49_152
+    assert entry["source_sha256"] == hash_source(kernel) and entry["exactness"] in ("E0", "E1", "E2")
+
+
+def test_a_program_needs_no_python_to_read_the_manifest():
+    """Every key the header's comment and this folder's readers rely on."""
+    assert MANIFEST["arch"] == "sm_120"
+    assert {"numba", "numba-cuda", "nvvm", "nvidia-nvjitlink"} <= set(MANIFEST["toolchain"])
+    for entry in MANIFEST["kernels"].values():
+        assert {"file", "entry", "block", "grid", "dynamic_shared_bytes", "registers", "ptx_sha256"} <= set(entry)
+
+
+@pytest.mark.parametrize(("resources", "message"), [
+    ({"spill_bytes": 8, "static_shared_bytes": 0}, "build_trees spills 8 bytes a thread"),
+    ({"spill_bytes": 0, "static_shared_bytes": 49_153}, "has 49153 bytes of static shared memory; beyond 49152"),
+])  # fmt: skip
+def test_a_kernel_over_a_limit_is_not_built(resources, message):
+    with pytest.raises(ValueError, match=message):
+        check_limits(EXPORTED[0], resources)
+
+
+def test_a_spill_is_measured():
+    """The number that the limit goes by: 40 live registers where 24 are allowed must spill."""
+    values = "\n".join(f"ld.volatile.global.f64 %fd{i}, [%rd1+{8 * i}];" for i in range(40))
+    stores = "\n".join(f"st.volatile.global.f64 [%rd1+{8 * i}], %fd{i};" for i in reversed(range(40)))
+    text = ".version 8.7\n.target sm_120\n.address_size 64\n.visible .entry hungry(.param .u64 p)\n.maxnreg 24\n{\n"
+    text += ".reg .f64 %fd<40>;\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [p];\n" + values + "\n" + stores + "\nret;\n}\n"
+    resources = kernels.measure_resources(text, "sm_120")
+    assert resources["spill_bytes"] > 0 and resources["registers"] <= 24
+
+
+def test_drift_is_found_and_named(built, tmp_path):
+    for path in built.iterdir():
+        shutil.copy(path, tmp_path)
+    (tmp_path / "old.ptx").write_text("")
+    (tmp_path / "ddtree_kernels.h").unlink()
+    ptx = tmp_path / "build_trees.ptx"
+    ptx.write_text(ptx.read_text().replace("add.f64", "sub.f64", 1))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["toolchain"]["nvvm"] = "13.0.88"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    found = "\n".join(check_kernels(tmp_path)).replace(f"{tmp_path}/", "")
+    here = MANIFEST["toolchain"]["nvvm"]
+    assert found.splitlines() == [
+        f"toolchain: nvvm is {here} here and 13.0.88 in the manifest",
+        "build_trees.ptx is out of date; run: ddtree kernels build",
+        "manifest.json is out of date; run: ddtree kernels build",
+        "ddtree_kernels.h is missing; run: ddtree kernels build",
+        "old.ptx belongs to no kernel; delete it",
+    ]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_other_architectures_by_name(arch, tmp_path):
+    build_kernels(arch, tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text())["arch"] == arch
+    assert f".target {arch}" in (tmp_path / "build_trees.ptx").read_text() and check_kernels(tmp_path) == []
+
+
+PROGRAM = """
+#include <stdio.h>
+#include "ddtree_kernels.h"
+int main(void) {
+    ddtree_build_trees_args a;
+    unsigned grid[3], i;
+    a.top_log_probs = ddtree_make_array3(0x1000, 4, 7, 15, 64);
+    a.top_token_ids = ddtree_make_array3(0x2000, 8, 7, 15, 64);
+    a.budgets = ddtree_make_array1(0x3000, 4, 7);
+    a.root_tokens = ddtree_make_array1(0x4000, 8, 7);
+    a.tokens = ddtree_make_array2(0x5000, 8, 7, 65);
+    a.parents = a.depths = a.ranks = ddtree_make_array2(0x6000, 4, 7, 65);
+    a.scores = ddtree_make_array2(0x7000, 8, 7, 65);
+    a.counts = ddtree_make_array1(0x8000, 4, 7);
+    ddtree_build_trees_grid(&a, grid);
+    printf("%u %u %u %u ", grid[0], grid[1], grid[2], ddtree_build_trees_shared(&a));
+    for (i = 0; i < DDTREE_BUILD_TREES_BYTES; i++) printf("%02x", ((unsigned char *)&a)[i]);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("compiler", "standard"), [("gcc", "c11"), ("g++", "c++11"), ("g++", "c++20")])
+def test_a_struct_in_c_is_the_parameter_buffer(compiler, standard, tmp_path):
+    *launch, buffer = compile_and_run(PROGRAM, tmp_path, compiler, standard).split()
+    assert launch == ["7", "1", "1", str(12 * 65)]
+    cube, table, row = (7, 15, 64), (7, 65), (7,)
+    arrays = [(0x1000, cube, 4), (0x2000, cube, 8), (0x3000, row, 4), (0x4000, row, 8), (0x5000, table, 8)]
+    arrays += [(0x6000, table, 4), (0x6000, table, 4), (0x7000, table, 8), (0x6000, table, 4), (0x8000, row, 4)]
+    words = [word for array in arrays for word in flatten(*array)]
+    assert bytes.fromhex(buffer) == struct.pack(f"<{len(words)}q", *words)
+
+
+def test_the_example_compiles_without_cuda_and_says_what_is_missing(tmp_path):
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    program = tmp_path / "example"
+    flags = ["-std=c++11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run(["g++", *flags, "kernels/example.cpp", "-o", str(program), "-ldl"], check=True)
+    assert subprocess.run([str(program)], capture_output=True, check=False).returncode == 2
+    missing = subprocess.run([str(program), "kernels", "nothing.kdtr"], capture_output=True, text=True, check=False)
+    assert missing.returncode == 1 and "nothing.kdtr: path: No such file" in missing.stderr
+    if _driver_version() is None:  # where there is a GPU, tools/gpu_check.py runs it
+        command = [str(program), "kernels", "fixtures/tree_vectors.kdtr"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 77 and "NVIDIA driver" in run.stderr
