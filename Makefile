@@ -1,15 +1,20 @@
-# make demo: the main job. make test: everything CI runs. make lab: read the book. make book: execute it, render HTML.
+# make demo: the main job. make model: fetch SmolLM2, 90 MB. make test: everything CI runs. make lab: read the book.
+# make book: execute it, render HTML.
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := fixtures/pycode_qwen3
+SMOLLM2 := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: demo test lab book clean
+.PHONY: demo model test lab book clean
 .DELETE_ON_ERROR:
 
 demo: .venv/base
 	$(BIN)/ddtree generate --model $(MODEL) --prompt-file fixtures/prompts/load_config.txt --compare
 
+model: $(SMOLLM2)
+
 test: .venv/test
+	-@$(MAKE) --no-print-directory model    # without it, its tests are skipped and say so
 	$(BIN)/python -m tools.format --check
 	$(BIN)/python -m tools.export --check
 	$(BIN)/ruff check --quiet .
@@ -28,6 +33,9 @@ book: .venv/test
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(SMOLLM2): | .venv/base
+	$(BIN)/python -m tools.fetch_model
 
 .venv/made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("ddtree needs Python >= 3.11, this is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)")'

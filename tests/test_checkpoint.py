@@ -1,19 +1,24 @@
 import json
-import shutil
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ddtree import checkpoint
 from ddtree.check import assert_equal
-from ddtree.checkpoint import CheckpointError, iterate_tensors, load_config, load_tokenizer, load_weights, take
-from ddtree.dflash import Drafter, default_layer_ids, read_draft_config
-from ddtree.models import KVCache, Model, read_config
-from random_models import PAIR
-
-CONFIG = load_config(PAIR / "target")
-DRAFT = load_config(PAIR / "draft")
+from ddtree.checkpoint import (
+    CheckpointError,
+    catalogue,
+    load_config,
+    load_weights,
+    read_tensors,
+    take,
+)
+from ddtree.models import Model
+from ddtree.quant import PackedInt4, pack_weight
+from gguf_writer import llama_as_gguf, permuted, write_gguf
+from memory import numbers_from
+from random_models import FIXTURES
 
 
 @pytest.fixture
@@ -30,14 +35,24 @@ SHAPES = {"a": (2, 3), "b": (4,)}
 
 
 def test_weights_come_as_float32_without_their_prefix(folder):
-    weights = load_weights(folder, SHAPES, prefix="model.")
+    weights = load_weights(folder, SHAPES, "model.")
     assert_equal(weights["a"], np.arange(6, dtype=np.float32).reshape(2, 3), name="a")
     assert weights["b"].dtype == np.float32
 
 
+def test_prefixes_are_removed_in_order_and_patterns_are_left_out_unread(tmp_path):
+    tensors = {"language_model.model.a": np.ones((2, 3), np.float32), "language_model.b": np.ones(4, np.float32)}
+    tensors |= {"vision_tower.x.weight": np.ones(2, np.int32), "language_model.model.layers.61.y": np.ones(2, np.int8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    skip = ("vision_tower.*", "layers.61.*")
+    assert sorted(load_weights(tmp_path, SHAPES, ("language_model.", "model."), skip)) == ["a", "b"]
+    with pytest.raises(CheckpointError, match=r"extra vision_tower\.x\.weight"):
+        load_weights(tmp_path, SHAPES, ("language_model.", "model."), skip[1:])
+
+
 def test_every_problem_of_a_folder_is_listed_at_once(folder):
     with pytest.raises(CheckpointError) as caught:
-        load_weights(folder, {"a": (3, 2), "c": (1,)}, prefix="model.")
+        load_weights(folder, {"a": (3, 2), "c": (1,)}, "model.")
     message = str(caught.value)
     for part in ("model.a has shape (2, 3), the config asks for (3, 2)", "extra b (4,)", "missing c (1,)"):
         assert part in message
@@ -46,7 +61,7 @@ def test_every_problem_of_a_folder_is_listed_at_once(folder):
 
 def test_integer_weights_are_refused(tmp_path):
     save_file({"a": np.ones((2, 3), np.int32), "b": np.ones(4, np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="a is int32, allowed are float32, float16 and bfloat16"):
+    with pytest.raises(CheckpointError, match="a is I32, allowed are F32, F16, BF16"):
         load_weights(tmp_path, SHAPES)
 
 
@@ -54,18 +69,23 @@ def test_a_name_with_and_without_prefix_is_refused(tmp_path):
     save_file(
         {"a": np.ones((2, 3), np.float32), "model.a": np.ones((2, 3), np.float32)}, tmp_path / "model.safetensors"
     )
-    with pytest.raises(CheckpointError, match=r"a occurs with and without 'model[.]'"):
-        load_weights(tmp_path, {"a": (2, 3)}, prefix="model.")
+    with pytest.raises(CheckpointError, match=r"a occurs twice, as a and model\.a"):
+        load_weights(tmp_path, {"a": (2, 3)}, "model.")
+
+
+def save_shards(path, tensors, count):
+    """Spread tensors over files, with an index."""
+    names = {name: f"model-{i % count}.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        save_file({name: value for name, value in tensors.items() if names[name] == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
 def test_sharded_checkpoint_is_read_by_its_index(tmp_path):
-    save_file({"a": np.ones((2, 3), np.float32)}, tmp_path / "model-1.safetensors")
-    save_file({"b": np.full(4, 2, np.float32)}, tmp_path / "model-2.safetensors")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_shards(tmp_path, {"a": np.ones((2, 3), np.float32), "b": np.full(4, 2, np.float32)}, 2)
     assert load_weights(tmp_path, SHAPES)["b"].tolist() == [2, 2, 2, 2]
-    (tmp_path / "model-2.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model-2\.safetensors"):
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model-1\.safetensors"):
         load_weights(tmp_path, SHAPES)
 
 
@@ -75,7 +95,7 @@ def test_sharded_checkpoint_is_read_by_its_index(tmp_path):
 def test_a_damaged_index_is_an_error(folder, index):
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError):
-        load_weights(folder, SHAPES, prefix="model.")
+        load_weights(folder, SHAPES, "model.")
 
 
 def test_a_tensor_in_two_shards_is_an_error(tmp_path):
@@ -84,7 +104,7 @@ def test_a_tensor_in_two_shards_is_an_error(tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "x": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="tensor a is in another file too"):
-        list(iterate_tensors(tmp_path))
+        catalogue(tmp_path)
 
 
 def test_a_file_cut_anywhere_is_an_error(folder):
@@ -92,37 +112,302 @@ def test_a_file_cut_anywhere_is_an_error(folder):
     for length in range(len(whole)):
         (folder / "model.safetensors").write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="is damaged"):
-            list(iterate_tensors(folder))
+            catalogue(folder)
+
+
+def test_a_wrong_folder_is_refused_before_a_weight_is_read(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint, "read_tensors", lambda stored: pytest.fail("a tensor was read"))
+    with pytest.raises(CheckpointError, match="missing c"):
+        load_weights(folder, {**SHAPES, "c": (1,)}, "model.")
 
 
 def test_a_folder_without_its_files_names_them(tmp_path):
-    for read, file in (
-        (load_config, "config.json"),
-        (load_tokenizer, "tokenizer.json"),
-        (lambda f: list(iterate_tensors(f)), "model.safetensors"),
-    ):
+    for read, file in ((load_config, "config.json"), (catalogue, "model.safetensors")):
         with pytest.raises(CheckpointError, match=f"has no {file}"):
             read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\ud800"])
-def test_a_config_that_is_no_json_object_is_an_error(tmp_path, text):
-    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(CheckpointError):
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_config_that_is_no_json_object_is_an_error(tmp_path, file, text):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(CheckpointError, match=rf"/{file} "):
         load_config(tmp_path)
 
 
-def test_a_damaged_tokenizer_is_an_error(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        load_tokenizer(tmp_path)
+def test_end_tokens_come_from_the_generation_config_where_there_is_one(tmp_path):
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1, "hidden_size": 4}')
+    assert load_config(tmp_path) == {"eos_token_id": 1, "hidden_size": 4}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2], "temperature": 0.6}')
+    assert load_config(tmp_path) == {"eos_token_id": [1, 2], "hidden_size": 4}
 
 
-def test_bytes_survive_the_tokenizer():
-    tokenizer = load_tokenizer(PAIR / "target")
-    assert tokenizer.encode("aé\n\x00").ids == [97, 195, 169, 10, 0]
-    assert tokenizer.decode(list("tab\t, é, 🙂".encode())) == "tab\t, é, 🙂"
-    assert [tokenizer.token_to_id(name) for name in ("<|bos|>", "<|eos|>", "<|mask|>")] == [256, 257, 258]
+# packed weights
+
+GROUP_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+PACKED_CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": GROUP_WEIGHTS, "input_activations": None}},
+}
+
+
+def parts_of(name, packed):
+    values = {"packed": packed.packed, "scale": packed.scale, "shape": np.array(packed.shape, np.int64)}
+    return {f"{name}_{part}": value for part, value in values.items()}
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A matrix in three tensors, and a plain norm; returns what it was made from."""
+    weight = pack_weight(np.random.default_rng(0).standard_normal((6, 64), dtype=np.float32))
+    save_shards(tmp_path, parts_of("model.up.weight", weight) | {"model.norm.weight": np.ones(3, np.float32)}, 3)
+    return weight
+
+
+PACKED_SHAPES = {"up.weight": (6, 64), "norm.weight": (3,)}
+
+
+def test_a_packed_matrix_stays_packed_though_its_parts_are_in_three_files(tmp_path, packed):
+    told = []
+    weights = load_weights(tmp_path, PACKED_SHAPES, "model.", progress=told.append)
+    assert isinstance(weights["up.weight"], PackedInt4) and sorted(told) == sorted(PACKED_SHAPES)
+    assert_equal(weights["up.weight"].dequantise(), packed.dequantise(), name="up")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.up.weight_scale": None}, r"missing up\.weight_scale"),
+        ({"model.up.weight_shape": None, "model.up.weight_packed": None}, r"missing up\.weight_packed"),
+        (
+            {"model.up.weight": np.ones((6, 64), np.float32)},
+            r"occurs twice, as it is and as up\.weight_packed",
+        ),
+        ({"model.up.weight_zero_point": np.ones((6, 2), np.int32)}, r"extra model\.up\.weight_zero_point"),
+        ({"model.up.weight_packed": np.ones((6, 16), np.int32)}, r"weight_packed has shape \(6, 16\)"),
+        ({"model.up.weight_packed": np.ones((6, 8), np.int8)}, "weight_packed is I8, allowed are I32"),
+        ({"model.up.weight_scale": np.ones((6, 1), np.float32)}, r"asks for \(6, 2\)"),
+        ({"model.up.weight_shape": np.array([64, 6])}, r"up\.weight_shape holds \[64, 6\]"),
+        (
+            {"model.norm.weight": None, "model.norm.weight_packed": np.ones((3, 1), np.int32)},
+            "extra model.norm.weight_pack",
+        ),
+    ],
+)
+def test_a_packed_matrix_that_is_not_whole_is_refused(tmp_path, packed, change, message):
+    tensors = parts_of("model.up.weight", packed) | {"model.norm.weight": np.ones(3, np.float32)} | change
+    save_shards(tmp_path, {name: value for name, value in tensors.items() if value is not None}, 1)
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(tmp_path, PACKED_SHAPES, "model.")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"quant_method": "fp8"},
+            r"quantization_config\.quant_method = 'fp8' is not supported; 'compr",
+        ),
+        ({"format": "int-quantized"}, r"quantization_config\.format = 'int-quantized'"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (
+            {"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"num_bits": 8}}}},
+            r"groups\.g\.weights\.num_bits = 8",
+        ),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"group_size": 128}}}}, "group_size = 128"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"symmetric": False}}}}, "symmetric = False"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "weight"}}}}, "actorder = 'weight'"),
+        ({"config_groups": {"g": {"weights": None}}}, "num_bits = None"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "input_activations": {"a": 1}}}}, "input_activations"),
+    ],
+)
+def test_a_quantisation_that_cannot_be_read_is_refused_by_key(tmp_path, change, message, inside):
+    found = {"quantization_config": PACKED_CONFIG | change}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": found} if inside else found))
+    with pytest.raises(CheckpointError, match=message):
+        load_config(tmp_path)
+
+
+def test_the_quantisation_that_can_be_read_is_accepted(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": PACKED_CONFIG}))
+    assert load_config(tmp_path)["quantization_config"] == PACKED_CONFIG
+
+
+# GGUF files as checkpoints
+
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 36,
+    "llama.feed_forward_length": 48,
+    "llama.block_count": 1,
+    "llama.context_length": 512,
+    "llama.attention.head_count": 3,
+    "llama.attention.head_count_kv": 1,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 1e4,
+    "llama.rope.dimension_count": 12,
+    "tokenizer.ggml.tokens": ["a", "b", "c"],
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.eot_token_id": 2,
+}
+WEIGHTS = {
+    "embed_tokens.weight": (3, 36),
+    "layers.0.self_attn.q_proj.weight": (36, 36),
+    "layers.0.self_attn.k_proj.weight": (12, 36),
+    "layers.0.self_attn.k_proj.bias": (12,),
+    "layers.0.mlp.down_proj.weight": (36, 48),
+    "norm.weight": (36,),
+}
+NAMES = (
+    "token_embd.weight",
+    "blk.0.attn_q.weight",
+    "blk.0.attn_k.weight",
+    "blk.0.attn_k.bias",
+    "blk.0.ffn_down.weight",
+)
+
+
+def gguf_file(path, facts=LLAMA, extra=()):
+    """Random weights in a GGUF file; returns them in Hugging Face's names and order."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in WEIGHTS.items()}
+    stored = dict(zip((*NAMES, "output_norm.weight"), weights.values(), strict=True))
+    if facts.get("general.architecture") == "llama":
+        stored |= {name: permuted(value, 3) for name, value in stored.items() if "attn_q" in name}
+        stored |= {name: permuted(value, 1) for name, value in stored.items() if "attn_k" in name}
+    write_gguf(path, facts, stored | dict(extra))
+    return weights
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_gguf_weights_come_under_hugging_faces_names_and_in_its_order(tmp_path, family):
+    facts = {key.replace("llama.", f"{family}."): value for key, value in LLAMA.items()}
+    expected = gguf_file(tmp_path / "x.gguf", facts | {"general.architecture": family})
+    weights = load_weights(tmp_path / "x.gguf", WEIGHTS)
+    for name, value in expected.items():
+        assert_equal(weights[name], value, name=name)
+
+
+def test_a_gguf_file_that_does_not_fit_lists_its_problems(tmp_path):
+    gguf_file(tmp_path / "x.gguf", extra={"rope_freqs.weight": np.ones(6, np.float32)})
+    shapes = WEIGHTS | {"norm.weight": (35,), "layers.0.mlp.up_proj.weight": (48, 36)}
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(tmp_path / "x.gguf", shapes)
+    for part in ("extra rope_freqs.weight (6,)", "norm.weight has shape (36,)", "missing layers.0.mlp.up_proj.weight"):
+        assert part in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_gguf_metadata_is_a_config(tmp_path):
+    gguf_file(tmp_path / "x.gguf")
+    config = load_config(tmp_path / "x.gguf")
+    assert config.pop("rms_norm_eps") == pytest.approx(1e-5, rel=1e-6)
+    assert config == {
+        "model_type": "llama",
+        "hidden_size": 36,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "max_position_embeddings": 512,
+        "rope_theta": 1e4,
+        "vocab_size": 3,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "eos_token_id": [1, 2],
+    }
+
+
+def test_a_gguf_head_of_its_own_and_biases_are_seen(tmp_path):
+    extra = {"output.weight": np.ones((3, 36), np.float32), "blk.0.attn_q.bias": np.ones(36, np.float32)}
+    gguf_file(tmp_path / "x.gguf", extra=extra)
+    config = load_config(tmp_path / "x.gguf")
+    assert config["tie_word_embeddings"] is False and config["attention_bias"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": "gemma3"}, r"general\.architecture 'gemma3' is not supported"),
+        ({"general.architecture": None}, r"general\.architecture None"),
+        ({"llama.embedding_length": None}, r"llama\.embedding_length is None; it must be a positive integer"),
+        ({"llama.attention.head_count": [3, 3]}, r"llama\.attention\.head_count is \[3, 3\]"),
+        ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
+        ({"llama.rope.dimension_count": 6}, r"llama\.rope\.dimension_count is not head_dim 12"),
+        ({"llama.attention.value_length": 6}, r"llama\.attention\.value_length is not head_dim 12"),
+        ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn' is not supported"),
+        ({"llama.expert_count": 8}, r"llama\.expert_count = 8 is not supported"),
+        ({"llama.attention.sliding_window": 64}, r"llama\.attention\.sliding_window = 64"),
+    ],
+)
+def test_gguf_metadata_that_would_change_the_maths_is_refused_by_key(tmp_path, change, message):
+    facts = {key: value for key, value in (LLAMA | change).items() if value is not None}
+    gguf_file(tmp_path / "x.gguf", facts)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_config(tmp_path / "x.gguf")
+    assert "x.gguf" in str(caught.value)
+
+
+def test_gguf_keys_that_say_nothing_are_accepted(tmp_path):
+    gguf_file(tmp_path / "x.gguf", LLAMA | {"llama.expert_count": 0, "llama.rope.scaling.type": "none"})
+    assert load_config(tmp_path / "x.gguf")["hidden_size"] == 36
+
+
+def test_a_missing_or_damaged_gguf_file_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_config(tmp_path / "x.gguf")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="ends at byte 4"):
+        load_weights(tmp_path / "x.gguf", {})
+
+
+# whole models
+
+NANO = FIXTURES / "models"
+TOKENS = [3, 1, 4, 1, 5, 92, 65, 35]
+
+
+def logits_of(path):
+    model = Model.load(path)
+    return model.forward(TOKENS, [-1, 0, 1, 1, 3, 0, 5, 2], model.new_cache()).logits, model
+
+
+def kimi_checkpoint(path, change):
+    """The nano Kimi as Kimi K2.5 is stored: wrapped, in three files, with a vision tower, its experts changed."""
+    path.mkdir()
+    config = json.loads((NANO / "kimi_k2_nano" / "config.json").read_text())
+    quantised = {"quantization_config": PACKED_CONFIG | {"ignore": ["lm_head"]}}
+    (path / "config.json").write_text(json.dumps({"model_type": "kimi_k25", "text_config": config | quantised}))
+    tensors = {
+        "vision_tower.patch.weight": np.ones((2, 3), np.float32),
+        "mm_projector.a.weight": np.ones(2, np.float32),
+    }
+    for tensor, value in read_tensors(catalogue(NANO / "kimi_k2_nano")):
+        name = f"language_model.{tensor.name}"
+        tensors |= change(name, value) if ".mlp.experts." in name else {name: value}
+    save_shards(path, tensors, 3)
+
+
+def test_a_kimi_with_packed_experts_gives_the_logits_of_its_dequantised_twin(tmp_path):
+    kimi_checkpoint(tmp_path / "packed", lambda name, value: parts_of(name, pack_weight(value)))
+    kimi_checkpoint(tmp_path / "twin", lambda name, value: {name: pack_weight(value).dequantise()})
+    logits, packed = logits_of(tmp_path / "packed")
+    expected, twin = logits_of(tmp_path / "twin")
+    kinds = {name: type(weight) for name, weight in packed.weights.items() if ".mlp.experts." in name}
+    assert len(kinds) == 2 * 12 * 3 and set(kinds.values()) == {PackedInt4}
+    assert not any(isinstance(weight, PackedInt4) for weight in twin.weights.values())
+    assert_equal(logits, expected, name="logits")
+    exact = logits_of(NANO / "kimi_k2_nano")[0]
+    assert 0 < np.abs(logits - exact).max() < np.abs(exact).max()  # four bits are not float32, and not noise either
+
+
+def test_a_llama_gives_the_same_logits_from_a_folder_and_from_gguf(tmp_path):
+    llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf")
+    assert_equal(logits_of(tmp_path / "x.gguf")[0], logits_of(NANO / "llama_nano")[0], name="logits")
 
 
 @pytest.mark.parametrize(("value", "kind"), [(True, int), ("3", int), (3.5, int), (None, int), (1, bool), ("x", float)])
@@ -135,114 +420,17 @@ def test_take_reads_an_integer_as_a_float():
     assert take({"rope_theta": 10000}, "rope_theta", float) == 10_000.0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "llama"}, "model_type 'llama'"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"attention_bias": True}, "attention_bias = True"),
-        ({"use_sliding_window": True}, "use_sliding_window = True"),
-        ({"layer_types": ["sliding_attention"] * 6}, "layer_types"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type 'yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"vocab_size": "260"}, "vocab_size is '260'"),
-        ({"num_key_value_heads": 3}, "num_attention_heads"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
-        ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
-        ({"layer_types": 5}, "layer_types is 5"),
-        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
-        ({"eos_token_id": [257, 9999]}, "eos_token_id 9999"),
-        ({"head_dim": 63}, "head_dim"),
-    ],
-)
-def test_a_config_that_would_change_the_maths_is_refused_by_key(change, message):
-    with pytest.raises(CheckpointError, match=message):
-        read_config({**CONFIG, **change})
-
-
-def test_old_and_new_rope_spellings_are_read():
-    old = {key: value for key, value in CONFIG.items() if key != "rope_parameters"} | {"rope_theta": 5e5}
-    assert read_config(old).rope_theta == 5e5
-    assert read_config(CONFIG).rope_theta == 1e6
-
-
-def test_head_sizes_follow_from_the_config_where_not_given():
-    config = {key: value for key, value in CONFIG.items() if key not in ("head_dim", "num_key_value_heads")}
-    assert (read_config(config).head_dim, read_config(config).num_key_value_heads) == (64, 4)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"block_size": 1}, "block_size is 1"),
-        ({"block_size": None}, "block_size is missing"),
-        ({"dflash_config": {"target_layer_ids": [1]}}, "mask_token_id is missing"),
-        ({"dflash_config": {"target_layer_ids": [9], "mask_token_id": 1}}, "names layer 9, the target has 6"),
-        ({"dflash_config": {"target_layer_ids": 3, "mask_token_id": 1}}, "target_layer_ids is 3"),
-        ({"dflash_config": {"target_layer_ids": ["3"], "mask_token_id": 1}}, "names layer '3'"),
-        ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 9999}}, "mask_token_id 9999"),
-    ],
-)
-def test_a_draft_config_that_cannot_work_is_refused_by_key(change, message):
-    with pytest.raises(CheckpointError, match=message):
-        read_draft_config({**DRAFT, **change})
-
-
-@pytest.mark.parametrize(
-    ("draft", "target", "ids"), [(1, 36, (18,)), (3, 6, (1, 2, 3)), (5, 36, (1, 9, 17, 25, 33)), (2, 7, (1, 4))]
-)
-def test_target_layers_are_spread_evenly_where_not_given(draft, target, ids):
-    assert default_layer_ids(draft, target) == ids
-
-
-@pytest.mark.parametrize("change", [{"vocab_size": 300}, {"num_target_layers": 7}])
-def test_a_drafter_of_another_target_is_refused(tmp_path, change):
-    target = Model.load(PAIR / "target")
-    shutil.copytree(PAIR / "draft", tmp_path / "draft")
-    (tmp_path / "draft" / "config.json").write_text(json.dumps({**DRAFT, **change}))
-    with pytest.raises(CheckpointError, match=r"the drafter is made for .* the target has \(256, 260, 6\)"):
-        Drafter.load(tmp_path / "draft", target)
-
-
-def test_a_tied_checkpoint_may_store_its_head_too(tmp_path):
-    shutil.copytree(PAIR / "target", tmp_path / "target")
-    (tmp_path / "target" / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
-    model = Model.load(tmp_path / "target")
-    assert "lm_head.weight" not in model.weights
-
-
-def test_loading_tells_its_progress():
-    names = []
-    model = Model.load(PAIR / "target", progress=names.append)
-    assert sorted(names) == sorted(model.weights)
-
-
-def test_bf16_weights_load_exactly():
-    stored = dict(iterate_tensors(PAIR / "target"))
-    weights = Model.load(PAIR / "target").weights
-    for name, tensor in stored.items():
-        assert_equal(
-            weights[name.removeprefix("model.")].astype(ml_dtypes.bfloat16).view(np.uint16),
-            tensor.view(np.uint16),
-            name=name,
-        )
-
-
-def test_cache_grows_and_keeps_what_was_committed():
-    rng, cache = np.random.default_rng(0), KVCache(layers=2, heads=3, head_dim=4)
-    kept = []
-    for n in (1, 70, 3, 200):
-        new = [tuple(rng.standard_normal((2, 3, n, 4), dtype=np.float32)) for _ in range(2)]
-        rows = np.sort(rng.permutation(n)[: n // 2 + 1])
-        cache.commit(new, rows)
-        kept.append([(k[:, rows], v[:, rows]) for k, v in new])
-    for layer in range(2):
-        for which in range(2):
-            expected = np.concatenate([step[layer][which] for step in kept], axis=1)
-            assert_equal(cache.layer(layer)[which], expected, name=f"layer {layer}")
-
-
-def test_cache_refuses_a_pass_of_another_model():
-    with pytest.raises(ValueError, match="the pass has 1 layers of keys, the cache 2"):
-        KVCache(2, 1, 4).commit([(np.zeros((1, 1, 4), np.float32),) * 2], [0])
+def test_loading_shards_never_holds_the_model_twice(tmp_path):
+    """Four files of 24 MiB: the model is 96 MiB, and beside it at most one file's pages and one tensor are resident."""
+    tensors = {f"w{i:02}": np.full((1024, 1024), i + 1, np.float32) for i in range(24)}
+    save_shards(tmp_path, tensors, 4)
+    code = """
+from ddtree.checkpoint import load_weights
+before = peak()
+weights = load_weights(sys.argv[1], {f"w{i:02}": (1024, 1024) for i in range(24)})
+print(before, peak(), *(int(weights[name][0, 0]) for name in sorted(weights)))
+"""
+    before, after, *values = numbers_from(code, tmp_path)
+    grown = (after - before) / 2**20
+    assert values == list(range(1, 25))
+    assert 90 < grown < 96 + 24 + 4 + 20, f"{grown:.0f} MiB"  # 20: headers, the allocator

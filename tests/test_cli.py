@@ -6,12 +6,15 @@ import sys
 import time
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 from typer.testing import CliRunner
 
 from ddtree.cli import app, run_round
 from ddtree.kdtr import load
+from gguf_writer import llama_as_gguf
 from random_models import FIXTURES, PAIR, random_engine
 
+SMOLLM2 = FIXTURES.parent / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATE = ["generate", "--model", str(PAIR), "--prompt-file", str(FIXTURES / "prompts" / "load_config.txt")]
 
 
@@ -62,6 +65,61 @@ def test_target_alone_decodes_plainly():
     assert len(result.stdout.rstrip("\n")) == 5
 
 
+def test_without_a_drafter_it_decodes_plainly_and_says_so():
+    arguments = ["generate", "--target", str(PAIR / "target"), "--prompt", "import ", "--max-new-tokens", "5"]
+    result = run(*arguments)
+    assert len(result.stdout.rstrip("\n")) == 5
+    assert "no DFlash drafter is given (--draft), so this is plain decoding" in result.stderr
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A random Llama as a GGUF file whose chat template puts a prompt into angle brackets."""
+    facts = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": sorted(ByteLevel.alphabet())[:199],
+        "tokenizer.ggml.token_type": [1] * 199,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.chat_template": "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}",
+    }
+    llama_as_gguf(FIXTURES / "models" / "llama_nano", tmp_path / "x.gguf", facts)
+    return str(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("option", ["--model", "--target"])
+def test_a_gguf_file_is_a_model_and_its_template_frames_the_prompt(asked, option):
+    def tokens(*arguments):
+        return json.loads(run("generate", option, asked, "--max-new-tokens", "3", "--json", *arguments).stdout)
+
+    asking, raw, framed = (
+        tokens("--prompt", "hi"),
+        tokens("--prompt", "hi", "--raw"),
+        tokens("--prompt", "<user:hi>", "--raw"),
+    )
+    assert (asking["prompt_tokens"], raw["prompt_tokens"]) == (9, 2)
+    assert asking["token_ids"] == framed["token_ids"] != raw["token_ids"]
+
+
+def test_bench_measures_a_model_without_a_drafter(asked, tmp_path):
+    (tmp_path / "prompt.txt").write_text("hi")
+    arguments = ["--prompt-file", str(tmp_path / "prompt.txt"), "--max-new-tokens", "4", "--repeats", "2"]
+    result = run("bench", "engine", "--model", asked, *arguments, "-o", str(tmp_path / "out.json"))
+    assert result.stdout.startswith("plain ") and len(result.stdout.splitlines()) == 1
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert [row["budget"] for row in record["rows"]] == [0]
+    assert 0 < record["resident"]["after_loading_mib"] <= record["resident"]["peak_mib"]
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not here: `make model` was not run or could not fetch it")
+def test_smollm2_answers_by_its_name():
+    recorded = load(FIXTURES / "smollm2.kdtr")
+    prompt, ids = recorded.metadata["prompts"][5], recorded["p5.tokens"].tolist()
+    figures = json.loads(run("generate", "--model", "smollm2", "--prompt", prompt, "--json").stdout)
+    assert figures["token_ids"] == ids[: ids.index(2) + 1] and figures["stopped"]
+    assert figures["text"] == "The house is old, but the garden is beautiful."
+
+
 def test_seed_decides_sampled_text():
     def text(seed):
         return json.loads(run(*GENERATE, "--temperature", "1", "--seed", seed, "--json", "--compare").stdout)
@@ -76,12 +134,13 @@ def test_seed_decides_sampled_text():
         (["generate", "--prompt", "x"], "give either --model"),
         (["generate", "--model", "nowhere", "--prompt", "x"], "has no config.json"),
         (["generate", "--model", str(PAIR), "--draft", "x", "--prompt", "x"], "--draft goes with --target"),
+        (["generate", "--model", "nowhere.gguf", "--prompt", "x"], "nowhere.gguf does not exist"),
         (["generate", "--model", str(PAIR)], "give the prompt with --prompt TEXT or --prompt-file FILE"),
         (["generate", "--model", str(PAIR), "--prompt", ""], "the prompt has no tokens"),
         (["generate", "--model", str(PAIR), "--prompt", "x", "--stop", ""], "--stop needs a text"),
         (["generate", "--model", str(PAIR), "--prompt", "x", "--top-p", "2"], "top_p is 2.0"),
         (["generate", "--model", str(PAIR), "--prompt-file", "nowhere.txt"], "nowhere.txt"),
-        (["generate", "--target", str(PAIR / "target"), "--prompt", "x"], "no drafter was loaded"),
+        (["generate", "--target", str(PAIR / "target"), "--prompt", "x", "--budget", "4"], "no drafter was loaded"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):

@@ -12,29 +12,29 @@ from ddtree.kdtr import load
 from ddtree.layers import KEY_BLOCK
 from ddtree.models import prefill
 from ddtree.tree import top_log_probs
-from random_models import FIXTURES, PAIR, random_engine
+from random_models import FIXTURES, PAIR, PAIRS, random_engine
 
 NEAR_TIE = 1e-4  # log-probability; the recorded runs' own noise bound (metadata of the fixture)
-RUNS = [(prompt, budget) for prompt in range(4) for budget in (15, 64, 256)]
+RUNS = [(pair, prompt, budget) for pair in PAIRS for prompt in range(4) for budget in (15, 64, 256)]
 
 
 @functools.cache
-def engine():
-    return Engine.load(PAIR / "target", PAIR / "draft")
+def engine(pair="qwen3"):
+    return Engine.load(FIXTURES / f"pycode_{pair}" / "target", FIXTURES / f"pycode_{pair}" / "draft")
 
 
 @functools.cache
-def oracle():
-    return load(FIXTURES / "e2e_qwen3.kdtr")
+def oracle(pair="qwen3"):
+    return load(FIXTURES / f"e2e_{pair}.kdtr")
 
 
 @functools.cache
-def plain_run(prompt):
-    return engine().generate_autoregressive(oracle()[f"p{prompt}.prompt"], 96)
+def plain_run(prompt, pair="qwen3"):
+    return engine(pair).generate_autoregressive(oracle(pair)[f"p{prompt}.prompt"], 96)
 
 
-def recorded_rounds(run, name):
-    return np.split(oracle()[f"{run}.{name}"], oracle()[f"{run}.{name}_splits"][:-1])
+def recorded_rounds(pair, run, name):
+    return np.split(oracle(pair)[f"{run}.{name}"], oracle(pair)[f"{run}.{name}_splits"][:-1])
 
 
 def paths_of(tokens, parents):
@@ -64,36 +64,39 @@ def check_tree(tree, tokens, parents, logits):
     assert np.all(scores >= later - NEAR_TIE), "the recorded order is not ours where scores differ"
 
 
-def test_prefill_logits_and_features_agree_with_transformers():
-    model, cache = engine().target, engine().target.new_cache()
-    prompt = oracle()["p0.prompt"]
-    result = model.forward(prompt, np.arange(len(prompt)) - 1, cache, taps=engine().drafter.config.target_layer_ids)
-    assert_close(result.logits, oracle()["p0.prefill_logits"], atol=2e-4, name="prefill logits")
-    assert_close(result.features, oracle()["p0.target_hidden"], atol=2e-4, name="features")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_prefill_logits_and_features_agree_with_transformers(pair):
+    model, cache = engine(pair).target, engine(pair).target.new_cache()
+    prompt, taps = oracle(pair)["p0.prompt"], engine(pair).drafter.config.target_layer_ids
+    result = model.forward(prompt, np.arange(len(prompt)) - 1, cache, taps)
+    assert_close(result.logits, oracle(pair)["p0.prefill_logits"], atol=2e-4, name="prefill logits")
+    assert_close(result.features, oracle(pair)["p0.target_hidden"], atol=2e-4, name="features")
 
 
 @pytest.mark.parametrize("prompt", range(4))
-def test_plain_decoding_equals_the_recorded_plain_decoding(prompt):
-    assert_equal(plain_run(prompt).tokens, oracle()[f"p{prompt}.ar_tokens"].astype(np.int64), name="plain tokens")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_plain_decoding_equals_the_recorded_plain_decoding(pair, prompt):
+    recorded = oracle(pair)[f"p{prompt}.ar_tokens"].astype(np.int64)
+    assert_equal(plain_run(prompt, pair).tokens, recorded, name="plain tokens")
 
 
-@pytest.mark.parametrize(("prompt", "budget"), RUNS)
-def test_run_equals_the_recorded_run_token_by_token_and_tree_by_tree(prompt, budget, monkeypatch):
-    run, logits = f"p{prompt}.b{budget}", []
-    original = engine().drafter.draft
+@pytest.mark.parametrize(("pair", "prompt", "budget"), RUNS)
+def test_run_equals_the_recorded_run_token_by_token_and_tree_by_tree(pair, prompt, budget, monkeypatch):
+    run, logits, recording_of = f"p{prompt}.b{budget}", [], oracle(pair)
+    original = engine(pair).drafter.draft
 
     def recording(*arguments):
         logits.append(original(*arguments))
         return logits[-1]
 
-    monkeypatch.setattr(engine().drafter, "draft", recording)
+    monkeypatch.setattr(engine(pair).drafter, "draft", recording)
     # the recorded loop counts committed positions, so it runs while there are fewer than 97 tokens, then cuts to 96
-    result = engine().generate(oracle()[f"p{prompt}.prompt"], 97, budget)
-    assert_equal(result.tokens[:96], oracle()[f"{run}.tokens"].astype(np.int64), name="tokens")
-    assert_equal(result.tokens[:96], plain_run(prompt).tokens, name="plain decoding")
-    recorded = oracle()[f"{run}.acceptance_lengths"].astype(np.int64)
+    result = engine(pair).generate(recording_of[f"p{prompt}.prompt"], 97, budget)
+    assert_equal(result.tokens[:96], recording_of[f"{run}.tokens"].astype(np.int64), name="tokens")
+    assert_equal(result.tokens[:96], plain_run(prompt, pair).tokens, name="plain decoding")
+    recorded = recording_of[f"{run}.acceptance_lengths"].astype(np.int64)
     assert_equal(result.acceptance_lengths, recorded, name="acceptance lengths")
-    tokens, parents, accepted = (recorded_rounds(run, name) for name in ("node_token_ids", "parents", "accepted"))
+    tokens, parents, accepted = (recorded_rounds(pair, run, name) for name in ("node_token_ids", "parents", "accepted"))
     for i, step in enumerate(result.rounds):
         ours = paths_of(step.tree.tokens, step.tree.parents)
         theirs = paths_of([0, *tokens[i]], parents[i])
@@ -101,7 +104,9 @@ def test_run_equals_the_recorded_run_token_by_token_and_tree_by_tree(prompt, bud
         assert (ours[step.accepted[-1] - 1] if step.accepted[-1] else ()) == accepted_path
         check_tree(step.tree, tokens[i], parents[i], logits[i])
     if budget == 64:
-        assert_close(np.stack(logits), oracle()[f"{run}.draft_logits"], atol=2e-3, name="draft logits of every round")
+        assert_close(
+            np.stack(logits), recording_of[f"{run}.draft_logits"], atol=2e-3, name="draft logits of every round"
+        )
 
 
 @given(seed=st.integers(0, 100_000), budget=st.integers(1, 40), greedy=st.booleans())

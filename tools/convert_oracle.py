@@ -1,20 +1,22 @@
 """Convert reference data to KDTR: `python -m tools.convert_oracle ORACLE_DIR [NAME ...]` writes `fixtures/NAME.kdtr`.
 
 ORACLE_DIR holds NAME.npz (numbers) and NAME.json (what they are): the paper authors' PyTorch implementation and
-Hugging Face transformers, run once and recorded. Nothing is computed here. Integers become int32 where they fit;
-visibility matrices become bits: `X.visibility` (n, n) bool is stored as `X.visibility_bits` (n, ceil(n / 8)) uint8,
-where bit c % 8 of byte c // 8 of a row is column c.
+Hugging Face transformers, run once and recorded. Nothing is computed here. `models/X` is the folder of a small random
+model: its config and weights are copied, its expected values become `fixtures/models/X/expected.kdtr`.
+Integers become int32 where they fit; visibility matrices become bits: `X.visibility` (n, n) bool is stored as
+`X.visibility_bits` (n, ceil(n / 8)) uint8, where bit c % 8 of byte c // 8 of a row is column c.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddtree.kdtr import save
+from ddtree.kdtr import Tensor, save
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 AUTHORS = "the paper authors' PyTorch implementation of DDTree (arXiv 2604.12989), float32 on a CPU"
@@ -26,6 +28,10 @@ SOURCES = {
     "e2e_qwen3": RUNS.format(AUTHORS, "Qwen3"),
     "e2e_deepseek_v3": RUNS.format(AUTHORS, "DeepSeek-V3"),
 }
+NANO = "a random model, its values for 90 tokens and a 24-node tree by Hugging Face transformers 5.17, float32 on a CPU"
+MODELS = ("deepseek_v3_grouped", "kimi_k2", "llama", "llama3_rope", "qwen3")
+SOURCES |= {f"models/{name}_nano": NANO for name in MODELS}
+SOURCES["quant"] = "INT4 packed by compressed-tensors 0.20.1, and GGUF blocks, with their values by the gguf package"
 
 
 def smaller(array: np.ndarray) -> np.ndarray:
@@ -55,6 +61,35 @@ def describe(name: str, details: Any) -> dict[str, Any]:
     return {"source": SOURCES[name], "storage": storage, key: details}
 
 
+def write_quant(oracle: Path) -> Path:
+    """Packed weights and their values, from two recordings without a description; bf16 scales as bf16."""
+    arrays: dict[str, Any] = {}
+    for prefix, recording in (("int4", "int4_pack_quantized"), ("gguf", "gguf_blocks")):
+        with np.load(oracle / "models" / f"{recording}.npz") as recorded:
+            arrays |= {f"{prefix}.{name.replace('dequantized', 'dequantised')}": recorded[name] for name in recorded}
+    bits = arrays.pop("int4.weight_scale_bf16_bits").view(np.uint16)
+    arrays["int4.weight_scale"] = Tensor("bf16", bits.shape, bits)
+    save(FIXTURES / "quant.kdtr", arrays, {"source": SOURCES["quant"]})
+    return FIXTURES / "quant.kdtr"
+
+
+def write(oracle: Path, name: str) -> Path:
+    """Convert one recording; returns the file written."""
+    if name == "quant":
+        return write_quant(oracle)
+    if name.startswith("models/"):
+        source, folder = oracle / name / "expected", FIXTURES / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "model.safetensors"):
+            shutil.copyfile(oracle / name / file, folder / file)
+        target = folder / "expected.kdtr"
+    else:
+        source, target = oracle / name, FIXTURES / f"{name}.kdtr"
+    details = json.loads(source.with_suffix(".json").read_text(encoding="utf-8"))
+    save(target, convert(source.with_suffix(".npz")), describe(name, details))
+    return target
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("oracle", type=Path, help="the folder with NAME.npz and NAME.json")
@@ -63,10 +98,8 @@ def main() -> int:
     if unknown := sorted(set(options.names) - set(SOURCES)):
         parser.error(f"unknown recording {', '.join(unknown)}; known: {', '.join(SOURCES)}")
     for name in options.names or SOURCES:
-        details = json.loads((options.oracle / f"{name}.json").read_text(encoding="utf-8"))
-        target = FIXTURES / f"{name}.kdtr"
-        save(target, convert(options.oracle / f"{name}.npz"), describe(name, details))
-        print(f"{target.name}: {target.stat().st_size / 1e6:.2f} MB")
+        target = write(options.oracle, name)
+        print(f"{target.relative_to(FIXTURES)}: {target.stat().st_size / 1e6:.2f} MB")
     return 0
 
 
