@@ -8,6 +8,7 @@ __all__ = ['comes_first', 'best_open', 'open_prefix', 'first_bad_row', 'build_tr
 
 # %% ../notebooks/12_build.ipynb #12-build-003
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,9 +34,7 @@ def comes_first(a: Any, a_rank: Any, b: Any, b_rank: Any, parents: Any, ranks: A
 
 # %% ../notebooks/12_build.ipynb #12-build-021
 @device_function
-def best_open(
-    lane: Any, count: Any, open_scores: Any, open_ranks: Any, parents: Any, ranks: Any, depths: Any
-) -> Any:
+def best_open(lane: Any, count: Any, open_scores: Any, open_ranks: Any, parents: Any, ranks: Any, depths: Any) -> Any:
     """The best open prefix of `count` nodes as (score, its node), the same in all lanes; (-inf, -1) if none is open."""
     best, place = -math.inf, -1
     for i in range(lane, count, 32):
@@ -167,6 +166,22 @@ def _a_request(values: Any, name: str, requests: int, dtype: type[np.integer[Any
     return device.take(np.full(requests, array, dtype) if array.ndim == 0 else array.astype(dtype))
 
 
+def _places(budgets: Any, shape: tuple[int, ...], device: Device) -> int:
+    """Places for trees of these budgets; raises ValueError for a budget that the shared memory cannot hold."""
+    largest = int(np.max(budgets, initial=0))
+
+    def shared(budget: int) -> int:
+        return build_trees_kernel.rule.apply({**dict(zip("RLK", (*shape, 0, 0), strict=False)), "N": budget + 1})[1]
+
+    if shared(largest) > device.max_shared:
+        most = bisect_right(range(largest), device.max_shared, key=shared) - 1
+        raise ValueError(
+            f"build_trees: a budget is {largest}; the shared memory of a block on {device.arch} holds trees of at most "
+            f"{most} nodes besides the root"
+        )
+    return largest + 1
+
+
 def build_trees(
     top_log_probs: Any,
     top_token_ids: Any,
@@ -192,11 +207,12 @@ def build_trees(
     if out is None and hasattr(budgets, "__cuda_array_interface__"):
         raise ValueError("build_trees: budgets are on the GPU, their maximum is not known; pass out=empty_trees(R, N)")
     requests = int(top_log_probs.shape[0])
-    trees = out or empty_trees(requests, int(np.max(budgets, initial=0)) + 1, device)
+    on_device = _a_request(budgets, "budgets", requests, np.int32, device)
+    trees = out or empty_trees(requests, _places(budgets, top_log_probs.shape, device), device)
     build_trees_kernel(
         device.take(top_log_probs),
         device.take(top_token_ids),
-        _a_request(budgets, "budgets", requests, np.int32, device),
+        on_device,
         _a_request(root_tokens, "root_tokens", requests, np.int64, device),
         *vars(trees).values(),
         stream=stream,

@@ -400,7 +400,6 @@ def kernels_build(
     """Compile every exported kernel to PTX, with a manifest and a C header. Needs the extra `gpu`, but no GPU."""
     with said_plainly():
         place = folder or Path("kernels" if arch == "sm_120" else f"build/kernels/{arch}")
-        place.mkdir(parents=True, exist_ok=True)
         for path in build_kernels(arch, place):
             print(path)
 

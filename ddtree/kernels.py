@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXPORTED', 'measure_resources', 'check_limits', 'hash_source', 'read_toolchain', 'describe_parameter',
-           'describe_kernel', 'write_header', 'build_kernels', 'check_kernels']
+           'describe_kernel', 'write_header', 'build_kernels', 'read_manifest', 'check_kernels']
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-003
 import hashlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .build import build_trees_kernel
-from .cuda import DeviceFunction, Kernel, Parameter, flatten_names, link
+from .cuda import DeviceFunction, Kernel, Parameter, check_arch, check_formula, flatten_names, link
 from .ptx import load_ptx
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-005
@@ -158,13 +158,13 @@ def _c_contract(parameter: Parameter) -> str:
 
 
 def _c_formula(kernel: Kernel, formula: str) -> str:
-    """A formula of the launch rule over the args struct `a`."""
-    places = {p.name: f"a->{p.name}" for p in kernel.parameters if p.shape is None}
+    """A formula of the launch rule over the args struct `a`, in C: 64 bits wide, and `/` where Python has `//`."""
+    places = {p.name: f"(int64_t)a->{p.name}" for p in kernel.parameters if p.shape is None}
     for parameter in kernel.parameters:
         for axis, size in enumerate(parameter.shape or ()):
             places.setdefault(size, f"a->{parameter.name}.shape[{axis}]")
     places["cdiv"] = "ddtree_cdiv"
-    return re.sub(r"[A-Za-z_]\w*", lambda match: places[match[0]], formula)
+    return re.sub(r"[A-Za-z_]\w*", lambda match: places[match[0]], check_formula(formula)).replace("//", "/")
 
 
 def _kernel_section(kernel: Kernel, described: dict[str, Any]) -> str:
@@ -202,6 +202,7 @@ def write_header(described: dict[str, dict[str, Any]]) -> str:
 # %% ../notebooks/39_kernels.ipynb #39-kernels-023
 def _files(arch: str) -> dict[str, str]:
     """Every file of the folder by its name."""
+    check_arch(arch)
     texts = {k.name: re.sub(r"^\s*\.(loc|file)\s.*\n", "", k.ptx(arch), flags=re.M) for k in EXPORTED}
     described = {kernel.name: describe_kernel(kernel, texts[kernel.name], arch) for kernel in EXPORTED}
     manifest = {"arch": arch, "toolchain": read_toolchain(next(iter(texts.values()))), "kernels": described}
@@ -220,32 +221,44 @@ def build_kernels(arch: str, folder: str | Path) -> list[Path]:
 
     folder: made if it does not exist; it holds one architecture. Returns the files written. Needs the `gpu` extra, no
     GPU.
-    Raises ValueError for a kernel that breaks a limit, ImportError without the extra.
+    Raises ValueError, before anything is written, for an architecture that the compiler does not know and for a kernel
+    that breaks a limit; ImportError without the extra.
     """
-    folder = Path(folder)
+    folder, files = Path(folder), _files(arch)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, text in _files(arch).items():
-        (folder / name).write_text(text, encoding="utf-8")
-        written.append(folder / name)
-    return written
+    for name, text in files.items():
+        (folder / name).write_bytes(text.encode())
+    return [folder / name for name in files]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest.json; raises ValueError for one that `build_kernels` did not write, FileNotFoundError for none."""
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); run: ddtree kernels build") from None
+    parts = {"arch": str, "toolchain": dict, "kernels": dict}
+    for name, kind in parts.items():
+        if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind):
+            raise ValueError(f"{path} is no manifest: it lacks {name!r}; run: ddtree kernels build")
+    return manifest
 
 
 def check_kernels(folder: str | Path) -> list[str]:
     """Build again for the architecture of the folder's manifest and compare: a sentence for each difference, or [].
 
     Another version of the compiler or of Python may write other PTX: a difference in versions is named first. Raises
-    FileNotFoundError for a folder without manifest.json, and what `build_kernels` raises.
+    FileNotFoundError for a folder without manifest.json, ValueError for a broken one, and what `build_kernels` raises.
     """
     folder = Path(folder)
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_manifest(folder / "manifest.json")
     files = _files(manifest["arch"])
     here, there = json.loads(files["manifest.json"])["toolchain"], manifest["toolchain"]
     found = [f"toolchain: {name} is {here[name]} here and {there.get(name)} in the manifest" for name in here
              if here[name] != there.get(name)]  # fmt: skip
     for name, text in files.items():
         path = folder / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        if not path.is_file() or path.read_bytes() != text.encode():
             found.append(f"{path} is {'out of date' if path.is_file() else 'missing'}; run: ddtree kernels build")
     strays = [path for path in sorted(folder.glob("*.ptx")) if path.name not in files]
     return found + [f"{path} belongs to no kernel; delete it" for path in strays]

@@ -59,15 +59,18 @@ DTYPES = {
     "f64": "f8",
 }
 _Maker = Callable[[str, set[str], list[str], int, int], Form | None]
-_MAKERS: dict[str, tuple[frozenset[str], _Maker]] = {}
+_MAKERS: dict[str, tuple[frozenset[str], frozenset[str], int, _Maker]] = {}
+_INTEGERS, _BITS = "u16 s16 u32 s32 u64 s64", "b16 b32 b64"
+_SHORT_FLOATS = "f16 bf16 f16x2 bf16x2"
+_FLOATS = f"f32 f64 {_SHORT_FLOATS}"
 
 # %% ../notebooks/03_ptx_arith.ipynb #6f94c819
-def _form(bases: str, flags: str = "") -> Callable[[_Maker], _Maker]:
-    """Register a maker of forms for the opcodes in `bases`, which may carry the modifiers in `flags`."""
+def _form(bases: str, flags: str = "", *, types: str, count: int = 1) -> Callable[[_Maker], _Maker]:
+    """Register a maker for the opcodes in `bases`, with modifiers from `flags` and `count` types from `types`."""
 
     def register(maker: _Maker) -> _Maker:
         for base in bases.split():
-            _MAKERS[base] = (frozenset(flags.split()), maker)
+            _MAKERS[base] = (frozenset(flags.split()), frozenset(types.split()), count, maker)
         return maker
 
     return register
@@ -77,10 +80,11 @@ def _form(bases: str, flags: str = "") -> Callable[[_Maker], _Maker]:
 def form(opcode: str, results: int = 1, sources: int = 2) -> Form:
     """The form of `opcode` with that many destinations and sources; PtxError "unsupported" if there is none."""
     base, *mods = opcode.split(".")
-    allowed, maker = _MAKERS.get(base, (frozenset[str](), None))
+    allowed, known, count, maker = _MAKERS.get(base, (frozenset[str](), frozenset[str](), 0, None))
     types = [mod for mod in mods if mod in DTYPES]
     flags = set(mods) - set(types)
-    made = maker(base, flags, types, results, sources) if maker and types and flags <= allowed else None
+    fits = flags <= allowed and len(types) == count and known.issuperset(types)
+    made = maker(base, flags, types, results, sources) if maker and fits else None
     if made is None:
         raise PtxError("unsupported", f"{opcode} with {sources} sources is not an instruction this machine knows")
     return made
@@ -317,6 +321,8 @@ def _float_form(base: str, flags: set[str], kind: str, count: int) -> Form | Non
     mode = next(iter(flags & {"rz", "rm", "rp"}), "rn")
     if len(flags & {"rn", "rz", "rm", "rp"}) > 1 or (kind == "f64" and flags & {"ftz", "sat"}):
         return None
+    if flags - {"rn", "rz", "rm", "rp", "ftz", "sat"}:
+        return None
     if kind in ("f32", "f64"):
         nearest: Any = {
             "add": np.add,
@@ -360,7 +366,7 @@ def _carried(base: str, wide: str) -> Callable[..., tuple[Lanes, Lanes]]:
     return add if base.startswith("add") else sub
 
 # %% ../notebooks/03_ptx_arith.ipynb #1c275a7d
-@_form("add sub", "rn rz rm rp ftz sat cc")
+@_form("add sub", "rn rz rm rp ftz sat cc", types=f"{_INTEGERS} {_FLOATS}")
 def _add(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kind = types[-1]
     if kind in ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2"):
@@ -369,13 +375,13 @@ def _add(base: str, flags: set[str], types: list[str], results: int, sources: in
     operation = np.add if base == "add" else np.subtract
     if flags == {"sat"}:
         return Form(partial(_saturating, operation), ("i4", "i4"), ("i4",)) if kind == "s32" else None
-    if flags == {"cc"}:
+    if flags == {"cc"} and dtype[1] != "2":
         unsigned = "u" + dtype[1]
         return Form(_carried(base, unsigned), (unsigned, unsigned), (unsigned, "?"))
     return None if flags else Form(operation, (dtype, dtype), (dtype,))
 
 
-@_form("addc subc", "cc")
+@_form("addc subc", "cc", types="u32 s32 u64 s64")
 def _add_carry(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = "u" + DTYPES[types[-1]][1]
     function = _carried(base, dtype)
@@ -409,23 +415,23 @@ def _product(part: str, dtype: str) -> tuple[Callable[..., Lanes], str]:
     return (np.multiply if part == "lo" else _high), dtype
 
 # %% ../notebooks/03_ptx_arith.ipynb #2a5bd9ee
-@_form("mul", "lo hi wide rn rz rm rp ftz sat")
+@_form("mul", "lo hi wide rn rz rm rp ftz sat", types=f"{_INTEGERS} {_FLOATS}")
 def _mul(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     if types[-1] in ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2"):
         return _float_form("mul", flags, types[-1], 2)
-    if len(flags) != 1:
-        return None
     dtype = DTYPES[types[-1]]
+    if len(flags) != 1 or not flags <= {"lo", "hi", "wide"} or (flags == {"wide"} and dtype[1] == "8"):
+        return None
     function, result = _product(min(flags), dtype)
     return Form(function, (dtype, dtype), (result,))
 
 # %% ../notebooks/03_ptx_arith.ipynb #aa5964b2
-@_form("mad madc", "lo hi wide cc rn rz rm rp ftz sat")
+@_form("mad madc", "lo hi wide cc rn rz rm rp ftz sat", types=f"{_INTEGERS} f32 f64")
 def _mad(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     if types[-1] in ("f32", "f64"):
-        return _float_form("fma", flags, types[-1], 3)
+        return _float_form("fma", flags, types[-1], 3) if base == "mad" else None
     dtype, parts = DTYPES[types[-1]], flags & {"lo", "hi", "wide"}
-    if len(parts) != 1 or flags - parts - {"cc"}:
+    if len(parts) != 1 or flags - parts - {"cc"} or (parts == {"wide"} and dtype[1] == "8"):
         return None
     multiply, result = _product(min(parts), dtype)
     if base == "mad" and "cc" not in flags:
@@ -441,9 +447,9 @@ def _mad(base: str, flags: set[str], types: list[str], results: int, sources: in
     return Form(function, (dtype, dtype, unsigned, *carry_in), (unsigned, *carry_out))
 
 
-@_form("fma", "rn rz rm rp ftz sat")
+@_form("fma", "rn rz rm rp ftz sat", types=_FLOATS)
 def _fma(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
-    return _float_form("fma", flags, types[-1], 3)
+    return _float_form("fma", flags, types[-1], 3) if flags & {"rn", "rz", "rm", "rp"} else None
 
 # %% ../notebooks/03_ptx_arith.ipynb #49e8c3a8
 def _divide(a: Lanes, b: Lanes) -> tuple[Lanes, Lanes]:
@@ -457,10 +463,10 @@ def _divide(a: Lanes, b: Lanes) -> tuple[Lanes, Lanes]:
     return np.where(b == 0, ones, quotient), np.where(b == 0, ones, a - quotient * b)
 
 
-@_form("div rem", "rn approx full ftz")
+@_form("div rem", "rn approx full ftz", types=f"{_INTEGERS} f32 f64")
 def _div(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
-    if dtype in ("f4", "f8") and base == "div" and (dtype == "f4" or flags == {"rn"}):
+    if len(flags - {"ftz"}) == 1 and base == "div" and (dtype == "f4" or (dtype == "f8" and flags == {"rn"})):
         approximate = bool(flags & {"approx", "full"})
         return Form(_wrapped(np.divide, flags), (dtype, dtype), (dtype,), loose=dtype == "f4", approximate=approximate)
     if dtype[0] not in "ui" or flags:
@@ -469,9 +475,11 @@ def _div(base: str, flags: set[str], types: list[str], results: int, sources: in
     return Form(lambda a, b: _divide(a, b)[which], (dtype, dtype), (dtype,))
 
 # %% ../notebooks/03_ptx_arith.ipynb #5dfb716d
-@_form("abs neg", "ftz")
+@_form("abs neg", "ftz", types=f"s16 s32 s64 {_FLOATS}")
 def _sign(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kind = types[-1]
+    if flags and kind != "f32":
+        return None
     function: Any = np.negative if base == "neg" else np.abs
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
         short, dtype = _short_op(function, kind)
@@ -491,9 +499,11 @@ def _extreme(a: Lanes, b: Lanes, low: bool, keep_nan: bool) -> Lanes:
     return result
 
 
-@_form("min max", "ftz NaN")
+@_form("min max", "ftz NaN", types=f"{_INTEGERS} {_FLOATS}")
 def _min_max(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kind = types[-1]
+    if (kind != "f32" and ("ftz" in flags or sources == 3)) or (kind == "f64" and flags):
+        return None
     pick = partial(_extreme, low=base == "min", keep_nan="NaN" in flags)
     if kind in ("f32", "f64"):
         dtype = DTYPES[kind]
@@ -536,10 +546,10 @@ def _short_curve(function: Callable[[Lanes], Lanes], kind: str) -> Form:
     return Form(operation, (dtype,), (dtype,), approximate=True)
 
 # %% ../notebooks/03_ptx_arith.ipynb #b4c02927
-@_form("rcp sqrt rsqrt ex2 lg2 sin cos tanh", "rn approx ftz")
+@_form("rcp sqrt rsqrt ex2 lg2 sin cos tanh", "rn approx ftz", types=_FLOATS)
 def _curve(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kind, function, approximate = types[-1], _CURVES[base], "approx" in flags
-    if not approximate and (base not in ("rcp", "sqrt") or "rn" not in flags):
+    if approximate == ("rn" in flags) or (not approximate and base not in ("rcp", "sqrt")):
         return None
     if kind == "f64":
         if flags == {"approx", "ftz"} and base in ("rcp", "rsqrt"):
@@ -554,11 +564,13 @@ def _curve(base: str, flags: set[str], types: list[str], results: int, sources: 
 _LOGIC: dict[str, Callable[..., Lanes]] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-@_form("and or xor not cnot")
+@_form("and or xor not cnot", types=f"pred {_BITS}")
 def _logic(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
     if base == "not":
         return Form(np.invert, (dtype,), (dtype,))
+    if base == "cnot" and dtype == "?":
+        return None
     if base == "cnot":
         return Form(lambda a: (a == 0).astype(dtype), (dtype,), (dtype,))
     return Form(_LOGIC[base], (dtype, dtype), (dtype,))
@@ -576,15 +588,17 @@ def _shift(a: Lanes, amount: Lanes, left: bool) -> Lanes:
     return np.asarray(np.where(amount >= width, a.dtype.type(0), a << count if left else a >> count))
 
 # %% ../notebooks/03_ptx_arith.ipynb #af1bd47b
-@_form("shl shr")
+@_form("shl shr", types=f"{_BITS} {_INTEGERS}")
 def _shifts(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
+    if base == "shl" and types[0][0] != "b":
+        return None
     return Form(partial(_shift, left=base == "shl"), (dtype, "u4"), (dtype,))
 
 
-@_form("shf", "l r wrap clamp")
+@_form("shf", "l r wrap clamp", types="b32")
 def _funnel(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
-    if len(flags) != 2 or types != ["b32"]:
+    if len(flags & {"l", "r"}) != 1 or len(flags & {"wrap", "clamp"}) != 1:
         return None
 
     def function(low: Lanes, high: Lanes, amount: Lanes) -> Lanes:
@@ -618,9 +632,11 @@ def _reverse(x: Lanes) -> Lanes:
     return np.asarray(_REVERSED[np.ascontiguousarray(x).view("u1")].view(x.dtype).byteswap())
 
 # %% ../notebooks/03_ptx_arith.ipynb #7949a636
-@_form("popc clz brev bfind", "shiftamt")
+@_form("popc clz brev bfind", "shiftamt", types="b32 b64 u32 s32 u64 s64")
 def _count_bits(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
+    if (base == "bfind") == (types[0][0] == "b") or (flags and base != "bfind"):
+        return None
     if base == "bfind":
         return Form(partial(_find, shift_amount=bool(flags)), (dtype,), ("u4",))
     width = np.uint32(8 * int(dtype[1]))
@@ -660,12 +676,17 @@ def _insert(a: Lanes, b: Lanes, start: Lanes, length: Lanes) -> Lanes:
     return np.asarray((_shift(a, start & np.uint32(255), left=True) & mask) | (b & ~mask))
 
 # %% ../notebooks/03_ptx_arith.ipynb #aeb31401
-@_form("bfe bfi bmsk szext", "wrap clamp")
+@_form("bfe bfi bmsk szext", "wrap clamp", types="b32 b64 u32 s32 u64 s64")
 def _fields(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
+    if (base in ("bfi", "bmsk")) != (types[0][0] == "b") or (base in ("bmsk", "szext") and dtype[1] == "8"):
+        return None
     if base in ("bfe", "bfi"):
         function, count = (_extract, 1) if base == "bfe" else (_insert, 2)
         return None if flags else Form(function, (dtype,) * count + ("u4", "u4"), (dtype,))
+
+    if len(flags) != 1:
+        return None
 
     def bounded(n: Lanes) -> Lanes:
         return n & np.uint32(31) if "wrap" in flags else np.minimum(n, np.uint32(255))
@@ -696,14 +717,12 @@ def _lookup(a: Lanes, b: Lanes, c: Lanes, table: Lanes) -> Lanes:
     return result
 
 
-@_form("prmt lop3")
+@_form("prmt lop3", types="b32")
 def _select_bits(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
-    if types != ["b32"]:
-        return None
     return Form(_permute, ("u4",) * 3, ("u4",)) if base == "prmt" else Form(_lookup, ("u4",) * 4, ("u4",))
 
 # %% ../notebooks/03_ptx_arith.ipynb #167034e9
-@_form("dp4a")
+@_form("dp4a", types="u32 s32", count=2)
 def _dot(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kinds = [("i1" if kind == "s32" else "u1") for kind in types]
 
@@ -713,12 +732,14 @@ def _dot(base: str, flags: set[str], types: list[str], results: int, sources: in
         )
         return np.asarray(((left * right).sum(axis=1) + c.view("i4")).astype("u4"))
 
-    return Form(function, ("u4",) * 3, ("u4",)) if len(types) == 2 else None
+    return Form(function, ("u4",) * 3, ("u4",))
 
 
-@_form("sad copysign")
+@_form("sad copysign", types=f"{_INTEGERS} f32 f64")
 def _pairs(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
+    if (base == "copysign") != (dtype[0] == "f"):
+        return None
     if base == "copysign":
         return Form(lambda a, b: np.copysign(b, a), (dtype, dtype), (dtype,))
     return Form(lambda a, b, c: np.where(a < b, b - a, a - b) + c, (dtype,) * 3, (dtype,))
@@ -759,6 +780,11 @@ def _test(flags: set[str], kind: str) -> tuple[Callable[..., Lanes], str] | None
     dtype = DTYPES[kind]
     names = flags - {"ftz", "and", "or", "xor"}
     floating = "f" in kind
+    signed = {"eq", "ne", "lt", "le", "gt", "ge"}
+    if not floating and not names <= {"b": {"eq", "ne"}, "s": signed}.get(kind[0], names):
+        return None
+    if "ftz" in flags and kind != "f32":
+        return None
     compare = _comparison(min(names), floating) if len(names) == 1 else None
     if compare is None or kind in ("f16x2", "bf16x2"):
         return None
@@ -776,7 +802,7 @@ def _joined(test: Callable[..., Lanes], joins: list[Callable[..., Lanes]]) -> Ca
 _TESTS = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ftz and or xor"
 
 
-@_form("setp", _TESTS)
+@_form("setp", _TESTS, types=f"{_BITS} {_INTEGERS} f16 bf16 f32 f64")
 def _set_predicate(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     found = _test(flags, types[-1])
     joins = [_LOGIC[name] for name in flags & _LOGIC.keys()]
@@ -788,11 +814,11 @@ def _set_predicate(base: str, flags: set[str], types: list[str], results: int, s
     return Form(function, (dtype, dtype) + ("?",) * len(joins), ("?",) * results)
 
 
-@_form("set", _TESTS)
+@_form("set", _TESTS, types=f"{_BITS} {_INTEGERS} f16 bf16 f32 f64", count=2)
 def _set(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     found = _test(flags, types[-1])
     joins = [_LOGIC[name] for name in flags & _LOGIC.keys()]
-    if found is None or len(joins) != (sources == 3) or len(types) != 2 or types[0] not in ("u32", "s32", "f32", "b32"):
+    if found is None or len(joins) != (sources == 3) or types[0] not in ("u32", "s32", "f32", "b32"):
         return None
     test, dtype = found
     one = np.float32(1).view("u4") if types[0] == "f32" else np.uint32(0xFFFFFFFF)
@@ -800,18 +826,22 @@ def _set(base: str, flags: set[str], types: list[str], results: int, sources: in
     return Form(lambda *x: np.where(holds(*x), one, np.uint32(0)), (dtype, dtype) + ("?",) * len(joins), ("u4",))
 
 # %% ../notebooks/03_ptx_arith.ipynb #a4d3be9a
-@_form("selp slct", "ftz")
+@_form("selp", types=f"{_BITS} {_INTEGERS} f32 f64")
+def _select_by_predicate(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
+    bits = "u" + DTYPES[types[0]][1]
+    return Form(lambda a, b, p: np.where(p, a, b), (bits, bits, "?"), (bits,))
+
+
+@_form("slct", "ftz", types=f"{_BITS} {_INTEGERS} f32 f64", count=2)
 def _select(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
-    dtype = DTYPES[types[0]]
-    bits = "u" + dtype[1] if dtype != "?" else dtype
-    if base == "selp":
-        return Form(lambda a, b, p: np.where(p, a, b), (bits, bits, "?"), (bits,))
-    chooser = DTYPES[types[-1]]
+    bits, chooser = "u" + DTYPES[types[0]][1], DTYPES[types[-1]]
+    if types[-1] not in ("s32", "f32") or (flags and chooser != "f4"):
+        return None
     keep: Callable[[Lanes], Lanes] = flush if "ftz" in flags else np.asarray
     return Form(lambda a, b, c: np.where(keep(c) >= 0, a, b), (bits, bits, chooser), (bits,))
 
 
-@_form("testp", "finite infinite number notanumber normal subnormal")
+@_form("testp", "finite infinite number notanumber normal subnormal", types="f32 f64")
 def _test_number(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     dtype = DTYPES[types[-1]]
     tiny = np.finfo(dtype).tiny
@@ -882,9 +912,12 @@ def _keep_nan(x: Lanes, short: Lanes) -> Lanes:
 # %% ../notebooks/03_ptx_arith.ipynb #621d774b
 def _cvt_float(flags: set[str], to: str, kind: str) -> Form | None:
     """Float to float."""
-    mode = next(iter(flags & {"rn", "rz", "rm", "rp"}), "rn")
+    mode = next(iter(flags & {"rn", "rz", "rm", "rp"}), "")
     whole = next(iter(flags & _TO_WHOLE.keys()), None)
-    widen, shrink = _widen(kind, flags), _shrink(to, mode)
+    narrows = np.dtype(DTYPES[to]).itemsize < np.dtype(DTYPES[kind]).itemsize or {to, kind} == {"f16", "bf16"}
+    if bool(mode) != narrows:
+        return None
+    widen, shrink = _widen(kind, flags), _shrink(to, mode or "rn")
     if shrink is None or (whole and to != kind):
         return None
 
@@ -932,28 +965,33 @@ def _cvt_integer(flags: set[str], to: str, kind: str) -> Form | None:
     return Form(clamped, (source,), (target,))
 
 # %% ../notebooks/03_ptx_arith.ipynb #89055772
-@_form("cvt", "rn rz rm rp rni rzi rmi rpi ftz sat relu")
+@_form("cvt", "rn rz rm rp rni rzi rmi rpi ftz sat relu", types=f"u8 s8 {_INTEGERS} {_FLOATS}", count=2)
 def _cvt(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
-    to, kind = types if len(types) == 2 else ("", "")
+    to, kind = types
     floats = {"f16", "bf16", "f32", "f64"}
+    modes = flags & {"rn", "rz", "rm", "rp", *_TO_WHOLE}
+    if len(modes) > 1 or ("ftz" in flags and "f32" not in types):
+        return None
     if to in ("f16x2", "bf16x2") and sources == 2:
         return _cvt_pair(flags, to, kind)
-    if not to or sources != 1:
+    if sources != 1 or to.endswith("x2") or kind.endswith("x2"):
         return None
     if to in floats and kind in floats:
         return _cvt_float(flags, to, kind)
     if kind in floats:
-        whole, widen = next(iter(flags & _TO_WHOLE.keys()), None), _widen(kind, flags)
-        return (
-            Form(lambda x: to_integer(widen(x), DTYPES[to], whole), (DTYPES[kind],), (DTYPES[to],)) if whole else None
-        )
+        whole, widen = next(iter(modes & _TO_WHOLE.keys()), ""), _widen(kind, flags)
+        if not whole or "relu" in flags:
+            return None
+        return Form(lambda x: to_integer(widen(x), DTYPES[to], whole), (DTYPES[kind],), (DTYPES[to],))
     if to in floats:
         return _cvt_from_integer(flags, to, kind)
-    return _cvt_integer(flags, to, kind)
+    return _cvt_integer(flags, to, kind) if flags <= {"sat"} else None
 
 
 def _cvt_from_integer(flags: set[str], to: str, kind: str) -> Form | None:
-    mode = next(iter(flags & {"rn", "rz", "rm", "rp"}), "rn")
+    mode = next(iter(flags & {"rn", "rz", "rm", "rp"}), "")
+    if not mode or flags - {mode, "ftz"}:
+        return None
     if to in ("f32", "f64"):
         return Form(lambda x: from_integer(x, DTYPES[to], mode), (DTYPES[kind],), (DTYPES[to],))
     shrink = _shrink(to, mode)
@@ -1011,8 +1049,7 @@ def _reduce(mods: list[str], value: Lanes, there: Lanes) -> Lanes:
 def sync_values(opcode: str, lane: Lanes, operands: Sequence[Lanes], there: Lanes) -> tuple[list[Lanes], Lanes]:
     """What a .sync instruction gives, on arrays of shape (groups, 32); `there` says which lanes take part.
 
-    A shuffle from a lane outside the mask is undefined and gives POISON here. Also given: which lanes read a lane that
-    their mask names but that has ended.
+    A shuffle from a lane that takes no part is undefined and gives POISON here. Also given: which lanes do that.
     """
     base, *mods = opcode.split(".")
     fine = np.zeros(there.shape, bool)
@@ -1020,7 +1057,7 @@ def sync_values(opcode: str, lane: Lanes, operands: Sequence[Lanes], there: Lane
         source, inside = shuffle_source(mods[1], lane, operands[1], operands[2])
         absent = ~np.take_along_axis(there, source, axis=1)
         value = np.where(absent, POISON, np.take_along_axis(operands[0], source, axis=1))
-        return [value, inside], absent & ((operands[3] >> source.astype("u4")) & np.uint32(1)).astype(bool)
+        return [value, inside], absent & there
     if base == "vote":
         return [_vote(mods[1], operands[0], there)], fine
     if base == "match":

@@ -267,6 +267,8 @@ def memory_access(opcode: str) -> Access:
             raise PtxError("unsupported", f"{opcode}: modifier .{mod} is not one this machine knows")
     if not kind or (base in ("atom", "red") and (count > 1 or kind not in _OPERATIONS.get(operation, ()))):
         raise PtxError("unsupported", f"{opcode} is not an instruction this machine knows")
+    if space == "const" and base not in ("ld", "ldu"):
+        raise PtxError("unsupported", f"{opcode}: constant memory can only be read")
     return Access(space, count, kind, operation)
 
 # %% ../notebooks/04_ptx_memory.ipynb #9c4de90b
@@ -317,7 +319,12 @@ def bank_passes(address: Lanes, warp: Lanes, lane: Lanes, width: int) -> tuple[i
     return passes, passes - int(group.size)
 
 # %% ../notebooks/04_ptx_memory.ipynb #e6580492
-_ROW = ("lane", "instruction", "epoch", "warp_sync", "lane_time", "warp_time", "atomic")
+_ROW = ("lane", "instruction", "epoch", "warp_sync", "lane_time", "warp_time")
+_WRITE, _READS, _ATOMICS = (
+    (0,),
+    (1, 2),
+    (3, 4),
+)  # last plain write; lowest and highest thread that read, or did an atomic
 
 # %% ../notebooks/04_ptx_memory.ipynb #46ea5715
 class SyncClocks:
@@ -331,7 +338,7 @@ class SyncClocks:
         self.geometry = geometry
         self.now = np.zeros((geometry.lanes, len(_ROW)), "i4")
         self.now[:, 0] = geometry.all
-        self.slots = np.full((3, places, len(_ROW)), -1, "i4")  # last write, lowest reader, highest reader
+        self.slots = np.full((5, places, len(_ROW)), -1, "i4")
         self.lane_clock: Lanes | None = None  # (lanes, 32): the time of each lane known to a lane
         self.warp_clock: Lanes | None = None  # (warps, warps of a block)
 
@@ -390,33 +397,39 @@ class SyncClocks:
 class RaceDetector(SyncClocks):
     """Finds two accesses to one shared-memory place, at least one a write, that no barrier orders.
 
-    Each place remembers its last write, and the lowest and highest thread of the reads that no write has followed. Two
-    stores of one value by one warp instruction are let pass.
+    Each place remembers its last plain write, and the lowest and highest thread of the reads, of the atomics, that
+    no plain write has followed. Atomics do not race with each other. Two stores of one value by one warp instruction are
+    let pass.
     """
+
+    def __init__(self, geometry: Geometry, places: int) -> None:
+        super().__init__(geometry, places)
+        self.atomics: tuple[int, ...] = ()  # the slots of atomics, once there was one
 
     def access(
         self, places: Lanes, lanes: Lanes, instruction: int, write: bool, atomic: bool
     ) -> tuple[int, int, int] | None:
         """Record an access of `lanes` to `places`; a race as (lane, other lane, other's instruction), or None."""
         rows = self.now.take(lanes, axis=0)
-        rows[:, 1], rows[:, 6] = instruction, atomic
-        for slot in (0, 1, 2) if write else (0,):
+        rows[:, 1] = instruction
+        for slot in (*_WRITE, *(_READS if write else ()), *(() if atomic else self.atomics)):
             old = self.slots[slot].take(places, axis=0)
             bad = ~self.ordered(old, rows)
-            if atomic and slot == 0:
-                bad &= old[:, 6] == 0
             if bad.any():
                 at = int(np.argmax(bad))
                 return int(lanes[at]), int(old[at, 0]), int(old[at, 1])
-        if write:
+        if atomic:
+            self.atomics = _ATOMICS
+        if write and not atomic:
             self.slots[0][places] = rows
             self.slots[1:, places, 0] = -1
-            return None
-        self._record_reads(places, rows)
+        else:
+            self._record(places, rows, _ATOMICS if atomic else _READS)
         return None
 
-    def _record_reads(self, places: Lanes, rows: Lanes) -> None:
-        for slot, step in ((1, -1), (2, 1)):
+    def _record(self, places: Lanes, rows: Lanes, slots: tuple[int, int]) -> None:
+        """Keep the lowest and the highest thread."""
+        for slot, step in zip(slots, (-1, 1), strict=True):
             old = self.slots[slot].take(places, axis=0)
             outer = (rows[:, 0] - old[:, 0]) * step > 0
             replace = np.flatnonzero(self.ordered(old, rows) | outer)[::step]
@@ -438,6 +451,8 @@ def _updated(operation: str, old: Lanes, value: Lanes, other: Lanes | None) -> L
         return np.where((old == 0) | (old > value), value, old - old.dtype.type(1))
     if operation == "exch":
         return value
+    if operation == "add.ftz":
+        return flush(flush(old) + flush(value))
     functions: dict[str, Callable[..., Lanes]] = {
         "add": np.add,
         "min": np.minimum,
@@ -447,6 +462,11 @@ def _updated(operation: str, old: Lanes, value: Lanes, other: Lanes | None) -> L
         "xor": np.bitwise_xor,
     }
     return np.asarray(functions[operation](old, value))
+
+
+def _may_flush(*values: Lanes) -> bool:
+    """Whether a float32 sum of these could have a subnormal on its way: all multiples of 2^-126 never do."""
+    return any(bool(((abs(x) < np.float32(2.0**-102)) & (x != 0)).any()) for x in values)
 
 
 def _turns(index: Lanes) -> tuple[Lanes, Lanes]:
@@ -772,8 +792,9 @@ class MemoryUnit(AddressedMemory):
             self._mark(region, index, size, 1)
         self.traffic.atomics += index.size
         self._note(i, region, where, size, lanes, True, True)
-        if access.kind == "f32" and access.operation == "add" and region.space == "global":
-            value = flush(value)
+        operation = access.operation
+        if access.kind == "f32" and region.space == "global" and _may_flush(view.take(index), value):
+            operation = "add.ftz"
         exact = {
             "add": np.add,
             "min": np.minimum,
@@ -781,11 +802,11 @@ class MemoryUnit(AddressedMemory):
             "and": np.bitwise_and,
             "or": np.bitwise_or,
             "xor": np.bitwise_xor,
-        }.get(access.operation)
+        }.get(operation)
         if not wanted and exact is not None:
             exact.at(view, index, value)
             return value
-        return atomically(view, index, access.operation, value, other)
+        return atomically(view, index, operation, value, other)
 
     def _scattered(
         self, i: int, access: Access, address: Lanes, offset: int, lanes: Lanes | None, values: tuple[Lanes, ...]

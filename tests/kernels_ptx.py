@@ -299,23 +299,23 @@ def uninit_fixed(x, out):
 
 
 def barrier_wrong(x, out):
-    """Wrong: the barrier stands in a branch that some threads do not take."""
+    """Wrong: some lanes of a warp wait at the first barrier while the others wait at the second."""
     tile = cuda.shared.array(64, float32)
     t = cuda.threadIdx.x
     tile[t] = x[t]
     if t < 40:
         cuda.syncthreads()
-        out[t] = tile[t]
+    cuda.syncthreads()
+    out[t] = tile[63 - t]
 
 
 def barrier_fixed(x, out):
-    """The same with the barrier outside."""
+    """The same with one barrier for all."""
     tile = cuda.shared.array(64, float32)
     t = cuda.threadIdx.x
     tile[t] = x[t]
     cuda.syncthreads()
-    if t < 40:
-        out[t] = tile[t]
+    out[t] = tile[63 - t]
 
 
 def mask_wrong(x, out):

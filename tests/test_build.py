@@ -154,6 +154,28 @@ def test_a_wrong_argument_is_refused(change, error, message):
         build_trees(**(arguments | change), device=WATCHED)
 
 
+@pytest.mark.parametrize("budget", [9000, 2**31 - 1])
+def test_a_budget_beyond_the_shared_memory_is_refused_with_the_largest(budget):
+    with pytest.raises(ValueError, match=rf"^build_trees: a budget is {budget}; .* at most \d+ nodes besides"):
+        build_trees(*rows("001"), budget, device=WATCHED)
+
+
+def test_the_largest_budget_named_is_one_that_runs():
+    with pytest.raises(ValueError, match="at most") as caught:
+        build_trees(*rows("001"), 10**6, device=FAST)
+    most = int(str(caught.value).split("at most ")[1].split()[0])
+    empty = np.zeros((1, 0, 4), np.float32), np.zeros((1, 0, 4), np.int64)
+    assert build_trees(*empty, most, device=FAST).tokens.shape == (1, most + 1)
+    with pytest.raises(ValueError, match=f"a budget is {most + 1}; .* at most {most} nodes"):
+        build_trees(*empty, most + 1, device=FAST)
+
+
+def test_a_budget_that_is_none_is_refused_before_memory_is_asked_for():
+    two = [np.repeat(x, 2, axis=0) for x in rows("001")]
+    with pytest.raises(ValueError, match="budgets is 2147483648"):
+        build_trees(*two, 2**31, device=WATCHED)
+
+
 def test_budgets_on_a_gpu_need_a_place_for_the_trees():
     class OnGpu:
         __cuda_array_interface__ = {}  # noqa: RUF012

@@ -46,6 +46,13 @@ def scale_kernel(x: In, factor: Factor, out: Out) -> None:
         out[i] = factor * x[i]
 
 
+@kernel("E1", block=64, grid="cdiv(N, 64)")
+def store_first_kernel(out: Out, x: In) -> None:
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = np.float32(3) * x[i]
+
+
 @kernel("E0", block=32, grid="1")
 def typed_kernel(
     matrix: Annotated[Any, "const int32[R, 4]"], row: Annotated[Any, "int32"], out: Annotated[Any, "int64[R]"]
@@ -184,9 +191,58 @@ def test_a_block_that_no_gpu_has_is_refused(block):
 
 @given(n=st.integers(0, 10**9), r=st.integers(0, 10**6))
 def test_formulas_are_integer_arithmetic_on_the_names(n, r):
-    rule = LaunchRule((32,), ("cdiv(N, 128)", "R + 1"), "4 * (N - R) + 8")
-    assert rule.apply({"N": n, "R": r}) == ((-(-n // 128), r + 1), 4 * (n - r) + 8)
+    rule = LaunchRule((32,), ("cdiv(N, 128)", "R // 16 + 1"), "4 * (N + R) + 8")
+    assert rule.apply({"N": n, "R": r}) == ((-(-n // 128), r // 16 + 1), 4 * (n + r) + 8)
     assert rule.names == {"N", "R"}
+
+
+@pytest.mark.parametrize("formula", [
+    "N / 2", "N ** 2", "-N", "1.5", "True", "N.real", "N if M else 0", "cdiv(N)", "f(N)", "cdiv", "cdiv(N, b=2)",
+    "N; M", "", "2147483648", "'4'", "N[0]",
+])  # fmt: skip
+def test_what_python_and_c_do_not_share_is_no_formula(formula):
+    for grid, shared in (((formula,), "0"), (("1",), formula)):
+        with pytest.raises(ValueError, match=r"the formula is .*; it has whole numbers, names"):
+            LaunchRule((32,), grid, shared)
+
+
+@pytest.mark.parametrize(("grid", "shared", "message"), [
+    (("N - 5",), "0", r"the grid's x is N - 5 = -2; it must be 0 to 2147483647 blocks"),
+    (("1", "65533 + N"), "0", r"the grid's y is 65533 \+ N = 65536; it must be 0 to 65535"),
+    (("1", "1", "70000 * N"), "0", "the grid's z is .* = 210000; it must be 0 to 65535"),
+    (("1000000000 * N",), "0", "the grid's x is .* = 3000000000; it must be 0 to 2147483647"),
+    (("1",), "N - 4", "the shared memory is N - 4 = -1 bytes"),
+    (("4 // (N - 3)",), "0", "divides by 0 for the sizes {'N': 3}"),
+])  # fmt: skip
+def test_a_launch_that_no_gpu_takes_is_refused_before_it(device, grid, shared, message):
+    launch = Kernel(copy_bits_kernel.function, "E0", LaunchRule((32,), grid, shared))
+    with pytest.raises(ValueError, match=f"copy_bits: .*{message}"):
+        launch.prepare(np.zeros(3, np.uint16), np.zeros(3, np.uint16), device=device)
+
+
+@pytest.mark.parametrize("grid", [(), ("1", "1", "1", "1")])
+def test_a_grid_has_one_to_three_axes(grid):
+    with pytest.raises(ValueError, match="one to three formulas"):
+        LaunchRule((32,), grid, "0")
+
+
+def test_a_scalar_named_like_a_size_is_refused():
+    def twice_named(x: In, N: Annotated[Any, "int32"]) -> None: ...
+
+    with pytest.raises(ValueError, match="twice_named: N is a scalar and a size; rename one"):
+        Kernel(twice_named, "E0", LaunchRule((32,), ("1",), "0"))
+
+
+def test_a_formula_takes_no_float():
+    with pytest.raises(ValueError, match=r"the launch rule uses factor; .* has the sizes and integer scalars N$"):
+        Kernel(scale_kernel.function, "E1", LaunchRule((32,), ("factor",), "0"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_float_that_is_no_number_of_anything_arrives(device, value):
+    out = np.zeros(3, np.float32)
+    scale_kernel(np.ones(3, np.float32), value, out, device=device)
+    np.testing.assert_array_equal(out, np.full(3, value, np.float32))
 
 
 @given(shape=st.lists(st.integers(0, 5), min_size=1, max_size=4), dtype=st.sampled_from(["u1", "i2", "f4", "f8"]))
@@ -217,6 +273,39 @@ def test_the_lowered_version_links_for_every_architecture(arch):
         assert f".target {arch}" in text and f".version {cuda_module._PTX_VERSIONS[arch]}\n" in text
         code, log = link(text, arch)
         assert len(code.code) > 1000 and "Used" in log
+
+
+@pytest.mark.parametrize("arch", ["banana", "sm_200", "sm_90a", "120", "sm_50", ""])
+def test_an_architecture_the_compiler_does_not_know_is_refused(arch):
+    with pytest.raises(ValueError, match=f"the architecture is {arch!r}; the compiler knows sm_75, sm_80, .*sm_120"):
+        scale_kernel.ptx(arch)
+
+
+Halves = Annotated[Any, "float16[N]"]
+
+
+def test_float16_is_loaded_stored_and_converted(device):
+    @kernel("E1", block=32, grid="1")
+    def halves_kernel(x: Annotated[Any, "const float16[N]"], out: Halves) -> None:
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = np.float16(np.float32(x[i]) * np.float32(3))
+
+    x = np.arange(9, dtype=np.float16)
+    out = device.empty(9, np.float16)
+    halves_kernel(x, out, device=device)
+    np.testing.assert_array_equal(out, 3 * x)
+
+
+def test_arithmetic_on_float16_is_refused_with_the_way_round(device):
+    @kernel("E1", block=32, grid="1")
+    def add_halves_kernel(x: Annotated[Any, "const float16[N]"], out: Halves) -> None:
+        out[cuda.threadIdx.x] = x[cuda.threadIdx.x] + x[cuda.threadIdx.x]
+
+    message = r"add_halves: float16 .* not computed with .*; compute in float32: np\.float32\(x\[i\]\)"
+    for ask in (add_halves_kernel.ptx, lambda: add_halves_kernel(*np.ones((2, 32), np.float16), device=device)):
+        with pytest.raises(ValueError, match=message):
+            ask()
 
 
 def test_the_parameters_in_the_text_are_the_contracts_words():
@@ -268,6 +357,19 @@ def test_more_shared_memory_than_a_block_has_is_refused(device):
         reverse_kernel(numbers(25_345), device.empty(25_345, np.float32), device=device)
 
 
+def test_static_shared_memory_counts_too(device):
+    @kernel("E1", block=32, grid="1", shared="4 * N")
+    def both_kernel(out: Out) -> None:
+        fixed = cuda.shared.array(32, np.float32)
+        fixed[cuda.threadIdx.x] = cuda.threadIdx.x
+        if cuda.threadIdx.x < out.size:
+            out[cuda.threadIdx.x] = fixed[cuda.threadIdx.x]
+
+    both_kernel(device.empty(25_312, np.float32), device=device)
+    with pytest.raises(ValueError, match="both: needs 101380 bytes of shared memory; a block on sm_120 has 101376"):
+        both_kernel.prepare(device.empty(25_313, np.float32), device=device)
+
+
 def test_an_empty_grid_runs_nothing(device):
     assert scale_kernel(numbers(0), 1.0, numbers(0), device=device) is None
 
@@ -276,6 +378,42 @@ def test_one_array_for_two_parameters(device):
     x = numbers(100)
     scale_kernel(x, 3.0, x, device=device)
     np.testing.assert_array_equal(x, 3 * numbers(100))
+
+
+@pytest.mark.parametrize("which", ["read only last", "writable last"])
+def test_an_array_and_a_read_only_view_of_it(device, which):
+    x = numbers(100)
+    frozen = x.view()
+    frozen.flags.writeable = False
+    if which == "read only last":
+        store_first_kernel(x, frozen, device=device)
+    else:
+        scale_kernel(frozen, 3.0, x, device=device)
+    np.testing.assert_array_equal(x, 3 * numbers(100))
+
+
+def test_a_piece_outlives_its_array_and_stays_watched(device):
+    before = len(device.memory._regions)
+    x = device.empty(64, np.float32)
+    piece = x[:32]
+    del x
+    with pytest.raises(PtxError, match="uninitialised read"):
+        scale_kernel(piece, 1.0, numbers(32), device=device)
+    scale_kernel(numbers(32), 1.0, piece, device=device)
+    scale_kernel(piece, 1.0, numbers(32), device=device)
+    del piece
+    assert len(device.memory._regions) == before
+
+
+def test_what_numpy_writes_is_written(device):
+    x, out = device.empty(64, np.float32), numbers(32)
+    x[:32] = 1
+    scale_kernel(x[:32], 2.0, out, device=device)
+    np.testing.assert_array_equal(out, np.full(32, 2, np.float32))
+    x[40:] = np.array(0xA5A500A5, np.uint32).view(np.float32)  # three of its bytes are the filling
+    scale_kernel(x[40:], 2.0, numbers(24), device=device)
+    with pytest.raises(PtxError, match=r"reads byte 128 of global memory, which nobody wrote"):
+        scale_kernel(x, 2.0, numbers(64), device=device)
 
 
 def test_memory_is_watched_across_launches(device):
@@ -395,7 +533,7 @@ def launched(monkeypatch) -> list[Any]:
     launches: list[Any] = []
     core = types.SimpleNamespace(LaunchConfig=lambda **options: options, launch=lambda *all: launches.append(all))
     device = GpuDevice.__new__(GpuDevice)
-    device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: "loaded"}
+    device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: ("loaded", 0)}
     device.arch, device.max_shared = "sm_90", 232_448
     return [device, launches]
 
@@ -408,6 +546,14 @@ def test_the_gpu_gets_the_words_of_the_abi(launched):
     assert (stream, loaded, config) == ("default", "loaded", {"grid": (3,), "block": (64,), "shmem_size": 0})
     assert words == [0, 0, 130, 4, 4096, 130, 4, np.float32(0.5), 0, 0, 130, 4, 8192, 130, 4]
     assert type(words[7]) is np.float32
+
+
+def test_static_shared_memory_counts_on_a_gpu_too(launched):
+    device, launches = launched
+    device._kernels[scale_kernel] = "loaded", device.max_shared + 1
+    with pytest.raises(ValueError, match="scale: needs 232449 bytes of shared memory; a block on sm_90 has 232448"):
+        scale_kernel(OnGpu(), 0.5, OnGpu(), device=device)
+    assert launches == []
 
 
 @pytest.mark.parametrize(("array", "error", "message"), [

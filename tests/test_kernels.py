@@ -6,12 +6,13 @@ import shutil
 import struct
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from ddtree import kernels
-from ddtree.cuda import _driver_version, flatten
+from ddtree.cuda import LaunchRule, _driver_version, flatten, parse_parameter
 from ddtree.kernels import EXPORTED, build_kernels, check_kernels, check_limits, hash_source
 from ddtree.ptx import load_ptx
 
@@ -126,6 +127,44 @@ def test_drift_is_found_and_named(built, tmp_path):
         "ddtree_kernels.h is missing; run: ddtree kernels build",
         "old.ptx belongs to no kernel; delete it",
     ]
+
+
+def test_line_ends_are_part_of_a_file(built, tmp_path):
+    for path in built.iterdir():
+        shutil.copy(path, tmp_path)
+        assert b"\r" not in path.read_bytes()
+    ptx = tmp_path / "build_trees.ptx"
+    ptx.write_bytes(ptx.read_bytes().replace(b"\n", b"\r\n"))
+    assert check_kernels(tmp_path) == [f"{ptx} is out of date; run: ddtree kernels build"]
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"{", r"is not JSON \(Expecting"),
+    (b"\xff\xfe", "is not JSON"),
+    (b"[]", "is no manifest: it lacks 'arch'"),
+    (b'{"arch": 120}', "is no manifest: it lacks 'arch'"),
+    (b'{"arch": "sm_120", "toolchain": [], "kernels": {}}', "is no manifest: it lacks 'toolchain'"),
+    (b'{"arch": "banana", "toolchain": {}, "kernels": {}}', "the architecture is 'banana'; the compiler knows"),
+])  # fmt: skip
+def test_a_broken_manifest_is_named(content, message, tmp_path):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        check_kernels(tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["banana", "sm_200"])
+def test_an_unknown_architecture_is_refused_before_a_folder_is_made(arch, tmp_path):
+    with pytest.raises(ValueError, match=f"the architecture is '{arch}'; the compiler knows .*sm_120"):
+        build_kernels(arch, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_formula_is_c_in_the_header():
+    rule = LaunchRule((32,), ("(N + row) // 0x20 * cdiv(N, 1_000)",), "0")
+    x, row = parse_parameter("x", "float32[R, N]"), parse_parameter("row", "int32")
+    kernel = types.SimpleNamespace(parameters=(x, row))
+    expected = "(a->x.shape[1] + (int64_t)a->row) / 32 * ddtree_cdiv(a->x.shape[1], 1000)"
+    assert kernels._c_formula(kernel, rule.grid[0]) == expected
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])

@@ -1,5 +1,6 @@
 """The PTX machine on compiled kernels: same results as numpy, wrong kernels named, waiting lanes, exact counts."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree.ptx import GlobalMemory, PtxError, load_ptx
+from ddtree.ptx import GlobalMemory, Machine, PtxError, load_ptx
 from ddtree.ptx_text import control_flow, parse
 
 KERNELS = Path(__file__).parent.parent / "fixtures" / "ptx"
@@ -357,9 +358,12 @@ def test_masks_that_do_not_fit_are_named(body, words):
     assert caught.value.kind == "mask" and caught.value.ptx_line
 
 
-def test_a_value_from_outside_the_mask_is_poison():
+def test_a_value_from_outside_the_mask_is_an_error_or_poison():
     body = "mov.u32 %r1, 0; setp.ge.u32 %p1, %t, 16; @%p1 bra over; shfl.sync.down.b32 %r1, %t, 8, 31, 0xffff; over:"
-    assert per_lane(body).tolist() == list(range(8, 16)) + [0xBAD0BAD0] * 8 + [0] * 16
+    with pytest.raises(PtxError, match="does not name the lane it reads") as caught:
+        per_lane(body)
+    assert (caught.value.kind, caught.value.thread) == ("mask", (8, 0, 0))
+    assert per_lane(body, check=False).tolist() == list(range(8, 16)) + [0xBAD0BAD0] * 8 + [0] * 16
 
 
 def test_reductions_matches_and_elections():
@@ -397,10 +401,44 @@ def test_barriers_wait_for_all_warps_and_divergence_in_a_warp_is_named():
     assert (per_lane(by_warp.replace("%t, 32", "%t, 16").replace("bar.sync", "barrier.sync"), 64) == 1).all()
 
 
+def test_threads_that_ended_are_not_waited_for_at_a_barrier():
+    """On sm_70 and later exited threads do not count, whole warps or parts of one."""
+    body = "mov.u32 %r1, 7; setp.ge.u32 %p1, %t, 40; @%p1 exit; bar.sync 0; mov.u32 %r1, 1;"
+    assert per_lane(body, 96).tolist() == [1] * 40 + [0] * 56
+
+
 def test_threads_that_wait_for_ever_are_named():
     with pytest.raises(PtxError, match="never come") as caught:
         launch("setp.lt.u32 %p1, %t, 32; @%p1 bra low; bar.sync 1; bra done; low: bar.sync 2; done:", block=64)
     assert caught.value.kind == "divergent barrier"
+
+
+WAIT = """setp.ne.u32 %p1, %r9, PLACE; @%p1 bra set; wait: LOAD %r2, [%a]; setp.eq.u32 %p2, %r2, 0; bra next;
+    next: add.u32 %r3, %r3, 1; @%p2 bra wait; bra done; set: ATOM [%a], 1; done:"""
+
+
+@pytest.mark.parametrize("load", ["atom.global.add.u32 %r2, [%a], 0", "ld.volatile.global.u32 %r2, [%a]"])
+def test_threads_that_poll_let_the_others_go_on(load):
+    """The polling loop has the lower blocks, and a block without memory access in each turn."""
+    body = WAIT.replace("LOAD %r2, [%a]", load).replace("ATOM", "red.global.or.b32").replace("PLACE", "0")
+    out = np.zeros(32, "u4")
+    launch("mov.u32 %r3, 0; mov.u32 %r9, %t;" + body, out, max_steps=1000)
+    assert out[0] == 1
+
+
+def test_a_launch_without_an_end_is_an_error():
+    with pytest.raises(PtxError, match="no end after 500 steps") as caught:
+        launch("again: add.u32 %r1, %r1, 1;\nbra again;", max_steps=500)
+    assert caught.value.kind == "endless" and caught.value.ptx_line
+
+
+def test_a_block_that_waits_for_one_that_runs_later_is_an_error():
+    """Block 0 of 65 blocks of 1,024 threads waits for the last one, which runs when block 0 has ended."""
+    body = WAIT.replace("LOAD", "ld.volatile.global.u32").replace("ATOM", "st.global.u32").replace("PLACE", "0")
+    with pytest.raises(PtxError, match="a block wait for one that runs later") as caught:
+        flag = "setp.ne.u32 %p4, %r9, 64; setp.ne.u32 %p5, %r9, 0; and.pred %p5, %p4, %p5; @%p5 exit;"
+        launch("mov.u32 %r9, %ctaid.x;" + flag + body, np.zeros(1, "u4"), grid=65, block=1024, max_steps=300)
+    assert caught.value.kind == "endless" and caught.value.block == (0, 0, 0)
 
 
 def test_barrier_reductions_in_part_of_the_block():
@@ -450,6 +488,34 @@ def test_functions_call_functions_from_diverged_lanes():
     call (q), twice, (p);
     ld.param.b32 %r1, [q]; } done:"""
     assert per_lane(body, declare=FUNCTION).tolist() == [i * (2 if i < 7 else 4) for i in range(32)]
+
+
+SAME_NAMES = """.func (.param .align 16 .b8 r[16]) a(.param .b32 x) { .reg .b64 %d; mov.u64 %d, 7; st.param.b64 [r], %d;
+    mov.u64 %d, 99; st.param.b64 [r+8], %d; ret; }
+.func (.param .b64 r) b(.param .b32 y) { .reg .b64 %d; mov.u64 %d, 5; st.param.b64 [r], %d; ret; }
+.func (.param .b32 q) c(.param .b32 x) { .reg .b32 %r; .local .align 4 .b8 l[4]; .reg .b64 %d; st.local.u32 [l], 8;
+    { .param .b32 i; .param .align 16 .b8 o[16]; st.param.b32 [i], 1; call.uni (o), a, (i); ld.param.b64 %d, [o]; }
+    ld.param.b32 %r, [x]; st.param.b32 [q], %r; ret; }
+"""
+
+
+def test_functions_may_use_one_name_for_different_variables():
+    """Compilers call every result func_retval0; sizes and places are each function's own."""
+    body = """.local .align 4 .b8 l[4]; st.local.u32 [l], 30; { .param .b32 x; .param .b32 r; st.param.b32 [x], %t;
+    call.uni (r), c, (x); ld.param.b32 %r1, [r]; } ld.local.u32 %r2, [l]; add.u32 %r1, %r1, %r2;"""
+    assert per_lane(body, declare=SAME_NAMES).tolist() == [30 + i for i in range(32)]
+
+
+def test_entries_have_shared_memory_of_their_own():
+    text = HEAD + "".join(
+        f".entry {name}() {{ .shared .align 4 .b8 s[{size}]; st.shared.u32 [s+{at}], 1; ret; }}\n"
+        for name, size, at in (("a", 4000, 3996), ("b", 100, 100))
+    )
+    program = load_ptx(text)
+    assert {name: entry.static_shared for name, entry in program.entries.items()} == {"a": 4000, "b": 100}
+    program.launch("a", 1, 1)
+    with pytest.raises(PtxError, match="out of bounds"):
+        program.launch("b", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -684,12 +750,62 @@ def test_entries_say_what_a_launcher_needs():
         (".entry k() {\n.reg .b32 %r<2>;\nld.shared.q8 %r0, [%r1];\nret; }", "unsupported", 3),
         (".entry k() {\n.reg .b32 %r<2>;\nshfl.down.b32 %r0, %r1, 1, 31;\nret; }", "unsupported", 3),
         (".entry k() {\n.reg .b32 %r<2>;\nld.weird.u32 %r0, [%r1];\nret; }", "unsupported", 3),
+        (".entry k() {\n.reg .b32 %r<200000000>;\nret; }", "unsupported", 2),
+        ("\n.global .b8 x[3000000000];", "unsupported", 2),
+        ("\n.global .align 3 .b8 x[3];", "unsupported", 2),
+        (".entry k() {\n.reg .b32 %r<2>;\nmov.u32 %r0, (3+4);\nret; }", "unsupported", 3),
+        (".entry k() {\n.reg .b32 %r<2>;\nmov.u32 %r0;\nret; }", "syntax", 3),
+        (".entry k() {\n.reg .b32 %r<2>;\nadd.u32 %r0, %r1;\nret; }", "syntax", 3),
+        (".entry k() {\n.reg .b32 %r<2>;\natom.global.add.u32 %r0, [%r1], 1, 2;\nret; }", "syntax", 3),
+        (".entry k() {\n.reg .b32 %r<2>;\nmov.foo %r0, %r1;\nret; }", "unsupported", 3),
+        (".entry k() {\n.reg .b32 %r<2>;\nbar.sync 16;\nret; }", "syntax", 3),
+        (".entry k() {\nbra;\n}", "syntax", 2),
+        (".entry k() {\n.reg .b32 %r;\nbrx.idx %r, nowhere;\n}", "syntax", 3),
+        (".entry k() {\n.loc x y z\n}", "syntax", 3),
+        (".entry k() {\n.local x[4];\n}", "syntax", 2),
+        (".func f(.param .b32 x) { ret; }\n.entry k() {\ncall f, (y);\nret; }", "syntax", 3),
+        (".const .b8 c[4];\n.entry k() {\nst.const.u32 [c], 1;\nret; }", "unsupported", 3),
     ],
 )
 def test_text_that_cannot_run_is_refused_with_its_line(text, kind, line):
     with pytest.raises(PtxError) as caught:
         load_ptx(text)
     assert (caught.value.kind, caught.value.ptx_line) == (kind, line)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("mov.u32 %r1, nowhere;", "syntax"),
+        ("ld.global.u32 %r1, [nowhere+4];", "syntax"),
+        ("@%nowhere bra over; over:", "syntax"),
+        ("mov.b64 {%r1, %r2, %r3}, %d1;", "unsupported"),
+        ("ld.param.u64 %d1, [pa+4];", "out of bounds"),
+    ],
+)
+def test_code_that_cannot_be_made_is_refused_with_its_line(body, kind):
+    with pytest.raises(PtxError) as caught:
+        launch("\n" + body, np.zeros(32, "u4"))
+    assert caught.value.kind == kind and caught.value.ptx_line == 11
+
+
+@pytest.mark.parametrize(("literal", "value"), [("017", 15), ("0b101", 5), ("0x1F", 31), ("0", 0), ("19U", 19)])
+def test_integer_literals(literal, value):
+    assert (per_lane(f"mov.u32 %r1, {literal};") == value).all()
+
+
+def test_machines_of_earlier_blocks_are_given_up(monkeypatch):
+    alive = []
+    tally = Machine.tally
+
+    def counted(self):
+        assert not [each for each in alive if each() is not None]
+        alive.append(weakref.ref(self))
+        return tally(self)
+
+    monkeypatch.setattr(Machine, "tally", counted)
+    launch("mov.u32 %r1, 1;", grid=200, block=1024)
+    assert len(alive) == 4
 
 
 def test_the_same_text_is_the_same_program():

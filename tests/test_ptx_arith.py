@@ -723,3 +723,46 @@ def test_an_unknown_opcode_is_refused_with_its_line(opcode):
         load_ptx(text)
     assert caught.value.kind == "unsupported" and caught.value.ptx_line == 5
     assert opcode.split()[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "add.f32.bf16 {0}, {1}, {2}",
+        "fma.rn.f32.f16 {0}, {1}, {2}, {2}",
+        "mul.lo.f32 {0}, {1}, {2}",
+        "fma.rn.s32 {0}, {1}, {2}, {2}",
+        "add.u32.f32 {0}, {1}, {2}",
+        "cvt.f32.s32 {0}, {1}",
+        "mul.rn.u32 {0}, {1}, {2}",
+        "mul.wide.u64 {0}, {1}, {2}",
+        "mad.wide.s64 {0}, {1}, {2}, {2}",
+        "cvt.rn.u32.s32 {0}, {1}",
+        "cvt.rn.sat.f32.u32 {0}, {1}",
+        "cvt.rn.f64.f32 {0}, {1}",
+        "cvt.f16.f32 {0}, {1}",
+        "abs.u32 {0}, {1}",
+        "min.b32 {0}, {1}, {2}",
+        "min.s32 {0}, {1}, {2}, {2}",
+        "abs.ftz.f16 {0}, {1}",
+        "div.f32 {0}, {1}, {2}",
+        "fma.f32 {0}, {1}, {2}, {2}",
+        "shl.u32 {0}, {1}, {2}",
+        "sad.f32 {0}, {1}, {2}, {2}",
+        "popc.u32 {0}, {1}",
+        "copysign.s32 {0}, {1}, {2}",
+        "clz.shiftamt.b32 {0}, {1}",
+        "selp.u32.u32 {0}, {1}, {2}, %p1",
+        "bfe.b32 {0}, {1}, 1, 2",
+    ],
+)
+def test_forms_that_ptx_does_not_have_are_refused(code):
+    with pytest.raises(PtxError) as caught:
+        run(code, ["u32", "u32"], "u32", [(1, 2)])
+    assert caught.value.kind == "unsupported" and caught.value.ptx_line
+
+
+@pytest.mark.parametrize("test", ["setp.lo.s32", "setp.lt.b32", "setp.eq.f16x2", "setp.ftz.eq.s32", "setp.lt.s32.s32"])
+def test_comparisons_that_ptx_does_not_have_are_refused(test):
+    with pytest.raises(PtxError, match="unsupported"):
+        run(f"{test} {{0}}, {{1}}, {{2}}", ["u32", "u32"], "pred", [(1, 2)])

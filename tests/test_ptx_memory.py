@@ -433,3 +433,40 @@ def test_producers_arrive_and_consumers_wait():
     late = """setp.ge.u32 %p1, %t, 32; shl.b32 %r1, %t, 2; st.shared.u32 [%r1], %t; bar.sync 0; @%p1 bra wait;
     bar.arrive 1, 64; ld.shared.u32 %r2, [%r1+128]; bra done; wait: bar.sync 1, 64; st.shared.u32 [%r1], 1; done:"""
     assert failure(kernel(late, "", 256), block=64).kind == "race"
+
+
+@pytest.mark.parametrize(("space", "wanted"), [("global", 0), ("shared", 6)])
+def test_float_atomics_flush_subnormals_in_global_memory_only(space, wanted):
+    """3 + 3 in subnormal bits is 0 on an H200 in global memory; shared memory keeps subnormals (PTX ISA, atom)."""
+    for old, value, result in ((3, 3, wanted), (0x00800001, 0x80800000, 1 if wanted else 0)):
+        x, out = np.array([old], "u4"), np.zeros(2, "u4")
+        for opcode in ("red.{}.add.f32 [%d1], %r1;", "atom.{}.add.f32 %r2, [%d1], %r1;"):
+            place = "mov.u64 %d1, tile; st.shared.u32 [tile], %r3;" if space == "shared" else "mov.u64 %d1, %b;"
+            store = f"ld.{space}.u32 %r4, [%d1]; st.global.u32 [%c], %r4;"
+            body = f"ld.global.u32 %r3, [%a]; mov.u32 %r1, {value}; st.global.u32 [%b], %r3; {place}"
+            launch(kernel(body + opcode.format(space) + store, "abc", 16), x, np.zeros(1, "u4"), out, block=1)
+            assert out[0] == result
+
+
+def test_float_atomics_on_one_place_flush_on_the_way():
+    """2^-126 − 1.5·2^-126 is flushed before the next lane adds."""
+    body = "mad.lo.u64 %d1, %w, 4, %b; ld.global.f32 %r1, [%d1]; red.global.add.f32 [%a], %r1;"
+    x, y = np.array([2.0**-126], "f4"), np.array([-1.5 * 2.0**-126, 2.0**-126], "f4")
+    launch(kernel(body, "ab"), x, y, block=2)
+    assert x[0] == np.float32(2.0**-126)
+
+
+@pytest.mark.parametrize("after", ["ld.shared.u32 %r2, [tile];", "st.shared.u32 [tile], 5;"])
+@pytest.mark.parametrize("reader", [0, 32, 95])
+def test_all_warps_that_did_an_atomic_are_remembered(after, reader):
+    """Three warps add, then one of them reads or writes without a barrier."""
+    body = "st.shared.u32 [tile], 0; bar.sync 0; atom.shared.add.u32 %r1, [tile], 1; {} setp.ne.u32 %p1, %t, {}; "
+    body = body.replace("st.shared.u32 [tile], 0;", "setp.ne.u32 %p2, %t, 0; @!%p2 st.shared.u32 [tile], 0;")
+    text = kernel(body.format("", reader) + f"@%p1 bra over; {after} over:", "", 16)
+    assert failure(text, block=96).kind == "race"
+    launch(kernel(body.format("bar.sync 0;", reader) + f"@%p1 bra over; {after} over:", "", 16), block=96)
+
+
+def test_constant_memory_is_read_only_by_generic_addresses_too():
+    body = "mov.u64 %d1, table; st.global.u32 [%d1], 1;"
+    assert failure(kernel(body, "", more=".const .align 4 .b8 table[4];\n")).kind == "read-only"
