@@ -41,7 +41,10 @@ def gpu_names() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [f"nvidia-smi failed: {type(error).__name__}"]
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 

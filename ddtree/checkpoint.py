@@ -47,6 +47,8 @@ def take(config: Mapping[str, Any], key: str, kind: type[Any], default: Any = No
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise CheckpointError(f"config.json: {key} is {value!r}; it must be {kind.__name__}")
+    if isinstance(value, int | float) and kind is float and not abs(value) < 1e38:
+        raise CheckpointError(f"config.json: {key} is {str(value)[:40]}; it must be a finite number")
     return kind(value)
 
 
@@ -103,7 +105,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; it must hold a JSON object")

@@ -322,7 +322,7 @@ def tree(
 
 def run_round(engine: Engine, ids: list[int], budget: int, number: int) -> Round:
     """The round with that number (from 1) of a continuation. Raises ValueError if the text ended before it."""
-    room = engine.target.config.max_position_embeddings - len(ids)
+    room = max(0, engine.target.config.max_position_embeddings - len(ids))
     text = Text(room, engine.target.config.eos_token_ids, None)
     check_request(engine.target, engine.drafter, ids, budget, room)
     steps = decode(engine.target, engine.drafter, ids, budget, GREEDY, text)
@@ -370,13 +370,13 @@ def bench_engine_command(
         with progress_bar() as bar:
             task = bar.add_task("measuring", total=repeats * len(prompts) * (1 + len(sizes)))
             rows = bench_engine(engine, prompts, sizes, max_new_tokens, repeats, lambda: bar.advance(task))
+        memory["peak_mib"] = peak_memory()
+        for row in rows:
+            name, speed = f"budget {row['budget']}" if row["budget"] else "plain", row["tokens_per_second"]
+            line = f"{speed['median']:7.1f} tokens/s (quartiles {speed['q1']:.1f} to {speed['q3']:.1f})"
+            print(f"{name:11} {line}  {row['tokens_per_round']:.2f} tokens a round")
         if output is not None:
-            memory["peak_mib"] = peak_memory()
             write_measurement(output, shlex.join(["ddtree", *sys.argv[1:]]), {"rows": rows, "resident": memory})
-    for row in rows:
-        name, speed = f"budget {row['budget']}" if row["budget"] else "plain", row["tokens_per_second"]
-        line = f"{speed['median']:7.1f} tokens/s (quartiles {speed['q1']:.1f} to {speed['q3']:.1f})"
-        print(f"{name:11} {line}  {row['tokens_per_round']:.2f} tokens a round")
 
 
 def peak_memory() -> int:

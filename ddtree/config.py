@@ -96,6 +96,8 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """All keys about RoPE in one place, `rope_type` among them, from either spelling. Raises CheckpointError."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    if key == "rope_parameters" and config.get("rope_scaling") not in (None, {}, config[key]):
+        raise CheckpointError("config.json: rope_parameters and rope_scaling say different things; keep one of them")
     rope = take({key: config.get(key) or {}}, key, dict)
     if any(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(f"config.json: {key} {rope!r} is not supported; one set for all layers is")
@@ -280,7 +282,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """Read a `config.json` of one of `FAMILIES`. Raises CheckpointError that names the key it cannot use."""
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(f"config.json: model_type {kind!r} is not supported; allowed: {', '.join(FAMILIES)}")
     return FAMILIES[kind](config)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import load_config, load_weights
+from .checkpoint import CheckpointError, catalogue, load_config, load_weights
 from .config import ModelConfig, layer_shapes, model_shapes, read_config
 from ddtree.layers import (
     KEY_BLOCK,
@@ -202,8 +202,16 @@ class Model:
         Raises CheckpointError if it cannot be used.
         """
         config = read_config(load_config(path))
-        prefixes, skip = config.prefixes, config.skip
-        weights = load_weights(path, model_shapes(config), prefixes=prefixes, skip=skip, progress=progress)
+        shapes, skip = model_shapes(config), config.skip
+        stored = any(tensor.name.endswith("lm_head.weight") for tensor in catalogue(path))
+        if config.tie_word_embeddings and stored:  # allowed, but only as a copy of the embedding
+            shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
+            skip = tuple(pattern for pattern in skip if pattern != "lm_head.weight")
+        weights = load_weights(path, shapes, prefixes=config.prefixes, skip=skip, progress=progress)
+        if config.tie_word_embeddings and stored:
+            pair = weights.pop("lm_head.weight"), weights["embed_tokens.weight"]
+            if not all(isinstance(weight, np.ndarray) for weight in pair) or not np.array_equal(*map(np.asarray, pair)):
+                raise CheckpointError(f"{path}: tie_word_embeddings is true, but lm_head.weight is not the embedding")
         return cls(config, weights, absorb)
 
     def new_cache(self) -> KVCache:
@@ -237,8 +245,13 @@ class Model:
 
         tokens: (n,) ids. parents: (n,) int, parents[i] < i, −1 = directly after the prefix. cache: read, not changed.
         taps: layers whose output becomes features (0-based, before the final norm). logit_rows: which rows get logits.
-        Raises ValueError for a bad id or parent, or a position beyond max_position_embeddings.
+        Raises ValueError for a bad id or parent, for no tokens, for another number of parents, or for a position beyond
+        max_position_embeddings.
         """
+        if len(tokens) == 0 or len(tokens) != len(parents):
+            raise ValueError(
+                f"{len(tokens)} tokens and {len(parents)} parents; each token has one, and there is a token"
+            )
         depths, table = ancestor_table(np.asarray(parents))
         positions = cache.length + depths
         if positions.max(initial=0) >= self.config.max_position_embeddings:

@@ -398,8 +398,8 @@ class RaceDetector(SyncClocks):
     """Finds two accesses to one shared-memory place, at least one a write, that no barrier orders.
 
     Each place remembers its last plain write, and the lowest and highest thread of the reads, of the atomics, that
-    no plain write has followed. Atomics do not race with each other. Two stores of one value by one warp instruction are
-    let pass.
+    no plain write has followed. Atomics do not race with each other. Stores of one value by one instruction of a warp
+    are let pass.
     """
 
     def __init__(self, geometry: Geometry, places: int) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from typer.testing import CliRunner
 
 from ddtree.cli import app, run_round
+from ddtree.engine import Engine
 from ddtree.kdtr import load
 from gguf_writer import llama_as_gguf
 from random_models import FIXTURES, PAIR, random_engine
@@ -196,6 +198,25 @@ def test_a_reader_that_goes_away_is_no_error_message():
     command = f"{sys.executable} -c 'from ddtree.cli import main; main()' {' '.join(GENERATE)} --max-new-tokens 400"
     result = subprocess.run(["bash", "-c", f"{command} | head -c 3"], capture_output=True, text=True, timeout=60)
     assert len(result.stdout) == 3 and "Traceback" not in result.stderr and "Broken" not in result.stderr
+
+
+def test_a_difference_is_said_and_exits_with_1(monkeypatch):
+    plain = Engine.generate_autoregressive
+
+    def differing(self, *arguments):
+        result = plain(self, *arguments)
+        return dataclasses.replace(result, tokens=result.tokens + 1)
+
+    monkeypatch.setattr(Engine, "generate_autoregressive", differing)
+    short = (*GENERATE, "--compare", "--max-new-tokens", "4")
+    assert "DIFFERENT" in run(*short, code=1).stderr
+    assert json.loads(run(*short, "--json", code=1).stdout)["plain"]["equal"] is False
+
+
+def test_each_of_two_stop_texts_ends_the_output():
+    whole = json.loads(run(*GENERATE, "--json").stdout)["text"]
+    text = json.loads(run(*GENERATE, "--json", "--stop", "no such text", "--stop", "return").stdout)["text"]
+    assert text == whole.partition("return")[0] + "return"
 
 
 def test_version():

@@ -229,6 +229,24 @@ def test_input_of_another_type_is_refused_by_name(arguments, message):
         engine().generate(*arguments)
 
 
+@pytest.mark.parametrize(("tokens", "parents"), [([1, 2, 3], [-1]), ([1], [-1, 0]), ([], [])])
+def test_a_pass_takes_one_parent_for_each_token(tokens, parents):
+    model = random_engine(0).target
+    with pytest.raises(ValueError, match=f"{len(tokens)} tokens and {len(parents)} parents"):
+        model.forward(tokens, parents, model.new_cache())
+
+
+def test_an_absurd_budget_is_refused():
+    with pytest.raises(ValueError, match="budget is 3000000; a tree has at most"):
+        random_engine(0).generate([1], 4, 3_000_000)
+
+
+def test_positions_draw_different_random_numbers_in_a_run():
+    """At a very high temperature a run that reused one number would repeat one token."""
+    result = random_engine(3).generate([1, 2, 3], 40, 4, Sampling(temperature=1e6, seed=1))
+    assert len(set(result.tokens.tolist())) > 4
+
+
 def test_tokens_of_the_cut_last_round_are_not_counted_twice():
     result = engine().generate(oracle()["p0.prompt"], 12, 15)
     assert result.acceptance_lengths.sum() > 11

@@ -401,11 +401,39 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, change):
         Drafter.load(tmp_path / "draft", target)
 
 
-def test_a_tied_checkpoint_may_store_its_head_too(tmp_path):
-    shutil.copytree(PAIR / "target", tmp_path / "target")
-    (tmp_path / "target" / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
-    model = Model.load(tmp_path / "target")
-    assert "lm_head.weight" not in model.weights
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tied_checkpoint_may_store_its_head_only_as_a_copy_of_the_embedding(tmp_path, same):
+    tensors = load_file(PAIR / "target" / "model.safetensors")
+    if same:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = load_config(PAIR / "target") | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if same:
+        assert "lm_head.weight" not in Model.load(tmp_path).weights
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"tie_word_embeddings is true, but lm_head\.weight is not the embedding"
+        ):
+            Model.load(tmp_path)
+
+
+def test_two_spellings_of_rope_that_differ_are_refused():
+    config = load_config(PAIR / "target") | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters and rope_scaling say different things"):
+        read_config(config)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(CheckpointError, match="rms_norm_eps"):
+        read_config(load_config(PAIR / "target") | {"rms_norm_eps": value})
+
+
+def test_a_config_nested_without_end_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError):
+        load_config(tmp_path)
 
 
 # ------------------------------------------------------------------ weights and cache

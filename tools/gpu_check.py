@@ -44,7 +44,6 @@ TOOLS = {
 }  # fmt: skip
 BLIND = {  # wrong kernels to which compute-sanitizer 2025.3 says nothing; each has a sibling that it does see
     "uninit_wrong": "initcheck: 'global memory initialization checking'; this is shared memory. See unwritten_wrong",
-    "barrier_wrong": "the threads that do not come to the barrier have ended. See apart_wrong",
     "mask_wrong": "the mask is that of a shuffle, not of a barrier. See outsider_wrong",
 }
 
