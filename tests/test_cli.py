@@ -237,11 +237,18 @@ def test_help_without_a_command_lists_the_commands():
 def test_interrupt_leaves_a_clean_line():
     command = [sys.executable, "-c", "from ddtree.cli import main; main()", *GENERATE, "--max-new-tokens", "1900"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits it as ignored
     )
-    assert process.stdout.read(20)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        assert process.stdout.read(20)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert out.endswith(b"\n") and err.strip().endswith(b"interrupted") and b"Traceback" not in err

@@ -234,7 +234,7 @@ def test_a_scalar_named_like_a_size_is_refused():
 
 
 def test_a_formula_takes_no_float():
-    with pytest.raises(ValueError, match=r"the launch rule uses factor; .* has the sizes and integer scalars N$"):
+    with pytest.raises(ValueError, match=r"the launch rule uses factor; .* has sizes and integer scalars N$"):
         Kernel(scale_kernel.function, "E1", LaunchRule((32,), ("factor",), "0"))
 
 
