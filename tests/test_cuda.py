@@ -15,6 +15,7 @@ import ddtree.cuda as cuda_module
 from ddtree.cuda import (
     GpuArray,
     GpuDevice,
+    Instruction,
     Kernel,
     LaunchRule,
     PtxDevice,
@@ -25,6 +26,7 @@ from ddtree.cuda import (
     flatten_names,
     kernel,
     link,
+    max_or_nan,
     parse_contract,
     parse_parameter,
     watch_launches,
@@ -323,6 +325,24 @@ def test_functions_and_closures_reach_the_kernel(device):
 
 
 # Launching on the PTX machine
+
+
+least_of_warp = Instruction("redux.sync.min.u32 $0, $1, 0xffffffff;", "uint32", ("uint32",))
+
+
+@kernel("E1", block=32, grid="1")
+def instructions_kernel(x: In, out: Out, least: Annotated[Any, "uint32[N]"]) -> None:
+    i = cuda.threadIdx.x
+    out[i], least[i] = max_or_nan(x[i], np.float32(3)), least_of_warp(np.uint32(40) - least[i])
+
+
+def test_an_instruction_without_a_name_in_numba_is_run_as_it_stands(device):
+    x = np.arange(32, dtype=np.float32)
+    x[4] = np.nan
+    out, least = np.zeros(32, np.float32), np.arange(32, dtype=np.uint32)
+    instructions_kernel(x, out, least, device=device)
+    np.testing.assert_array_equal(out, np.maximum(x, np.float32(3)))
+    assert np.isnan(out[4]) and least.tolist() == [9] * 32
 
 
 def test_a_launch_computes_and_counts(device):
