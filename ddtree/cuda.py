@@ -66,8 +66,8 @@ _REGISTERS = {"int32": "r", "uint32": "r", "int64": "l", "uint64": "l", "float32
 class Instruction:
     """A PTX instruction that kernels call like a function, for those that numba has no name for.
 
-    text: PTX; $0 is the result, $1, $2 and $3 are the arguments. result, arguments: their dtypes, one to three arguments
-    of 32 or 64 bits. Threads that run one with `.sync` together in the source do so in the PTX.
+    text: PTX; $0 is the result, $1, $2 and $3 are the arguments. result, arguments: their dtypes, one to three
+    arguments of 32 or 64 bits. Threads that run one with `.sync` together in the source do so in the PTX.
     """
 
     text: str
