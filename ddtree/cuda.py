@@ -211,7 +211,7 @@ def check_arch(arch: str) -> None:
         raise ValueError(f"the architecture is {arch!r}; the compiler knows {', '.join(known)}")
 
 # %% ../notebooks/06_cuda.ipynb #06-cuda-026
-_PTX_VERSIONS = {"sm_80": "7.1", "sm_90": "7.8", "sm_100": "8.6", "sm_120": "8.7"}  # the first that has all we use
+_PTX_VERSIONS = {"sm_80": "7.1", "sm_90": "8.0", "sm_100": "8.6", "sm_120": "8.7"}  # the first that has all we use
 
 
 def _canonical(text: str, entry: str, arch: str) -> str:

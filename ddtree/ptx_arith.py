@@ -499,10 +499,12 @@ def _extreme(a: Lanes, b: Lanes, low: bool, keep_nan: bool) -> Lanes:
     return result
 
 
-@_form("min max", "ftz NaN", types=f"{_INTEGERS} {_FLOATS}")
+@_form("min max", "ftz NaN relu", types=f"{_INTEGERS} {_FLOATS}")
 def _min_max(base: str, flags: set[str], types: list[str], results: int, sources: int) -> Form | None:
     kind = types[-1]
     if (kind != "f32" and ("ftz" in flags or sources == 3)) or (kind == "f64" and flags):
+        return None
+    if "relu" in flags and kind != "s32":
         return None
     pick = partial(_extreme, low=base == "min", keep_nan="NaN" in flags)
     if kind in ("f32", "f64"):
@@ -512,7 +514,10 @@ def _min_max(base: str, flags: set[str], types: list[str], results: int, sources
         function, dtype = _short_op(_folded(pick), kind)
         return Form(function, (dtype,) * sources, (dtype,))
     dtype = DTYPES[kind]
-    return None if flags else Form(np.minimum if base == "min" else np.maximum, (dtype, dtype), (dtype,))
+    if flags - {"relu"}:
+        return None
+    whole = np.minimum if base == "min" else np.maximum
+    return Form((lambda a, b: np.maximum(whole(a, b), np.int32(0))) if flags else whole, (dtype, dtype), (dtype,))
 
 # %% ../notebooks/03_ptx_arith.ipynb #4cacce36
 def _folded(pick: Callable[..., Lanes]) -> Callable[..., Lanes]:

@@ -88,7 +88,9 @@ def _as_count(value: int, name: str) -> int:
     return int(value)
 
 # %% ../notebooks/08_tree.ipynb #08-tree-030
-def _best_first(log_probs: Sequence[Sequence[float]], budget: int) -> list[tuple[float, tuple[int, ...], int]]:
+def _best_first(
+    log_probs: Sequence[Sequence[float]], budget: int, chain_length: int = 0, min_log_prob: float = -math.inf
+) -> list[tuple[float, tuple[int, ...], int]]:
     """The nodes 1, 2, ... in pop order: (score, ranks, parent's index). Scores are float64."""
     nodes: list[tuple[float, tuple[int, ...], int]] = []
     heap: list[tuple[float, tuple[int, ...], int]] = []
@@ -101,13 +103,27 @@ def _best_first(log_probs: Sequence[Sequence[float]], budget: int) -> list[tuple
     if log_probs:
         offer(0.0, (0,), 0)
     while heap and len(nodes) < budget:
-        cost, ranks, parent = heapq.heappop(heap)
+        cost, ranks, parent = _pop(heap, (0,) * (len(nodes) + 1) if len(nodes) < chain_length else None)
+        if -cost < min_log_prob and (any(ranks) or len(ranks) > chain_length):
+            break
         nodes.append((-cost, ranks, parent))
         depth, rank = len(ranks), ranks[-1]
         offer(-cost - log_probs[depth - 1][rank], (*ranks[:-1], rank + 1), parent)
         if depth < len(log_probs):
             offer(-cost, (*ranks, 0), len(nodes))
     return nodes
+
+
+def _pop(
+    heap: list[tuple[float, tuple[int, ...], int]], wanted: tuple[int, ...] | None
+) -> tuple[float, tuple[int, ...], int]:
+    """Take the prefix `wanted` off the heap if it is there, otherwise the best one."""
+    for entry in heap if wanted else ():
+        if entry[1] == wanted:
+            heap.remove(entry)
+            heapq.heapify(heap)
+            return entry
+    return heapq.heappop(heap)
 
 # %% ../notebooks/08_tree.ipynb #08-tree-032
 _FIELDS = {"tokens": np.int64, "parents": np.int32, "depths": np.int32, "scores": np.float64, "ranks": np.int32}
@@ -175,16 +191,34 @@ class DraftTree:
         """The indices from the root to `node`, both included. Raises IndexError if there is no such node."""
         return np.flatnonzero(self.visibility[node]).astype(np.int64)
 
+    def cut(self, size: int) -> "DraftTree":
+        """The tree of the first `size` nodes, root included. Raises ValueError unless it has 1 to n of them."""
+        if not 1 <= _as_count(size, "size") <= len(self):
+            raise ValueError(f"size is {size}; this tree has {len(self)} nodes, so it is from 1 to {len(self)}")
+        return DraftTree(*(getattr(self, name)[:size] for name in _FIELDS))
+
     def positions(self, start: int) -> NDArray[np.int64]:
         """(n,) int64 sequence positions: `start`, the number of committed positions, plus the depth."""
         return _as_count(start, "start") + self.depths.astype(np.int64)
 
 # %% ../notebooks/08_tree.ipynb #08-tree-035
-def build_tree(top_log_probs: ArrayLike, top_token_ids: ArrayLike, budget: int, root_token: int = 0) -> DraftTree:
+def build_tree(
+    top_log_probs: ArrayLike,
+    top_token_ids: ArrayLike,
+    budget: int,
+    root_token: int = 0,
+    *,
+    max_depth: int | None = None,
+    min_log_prob: float = -math.inf,
+    chain_length: int = 0,
+) -> DraftTree:
     """The draft tree of the `budget` most probable prefixes, best-first (arXiv 2604.12989).
 
     top_log_probs: (L, K) float32, rows descending and at most 0; -inf is never chosen. top_token_ids: (L, K) integers.
     budget: nodes besides the root, at least 0; fewer finite prefixes give a smaller tree. root_token: the bonus token.
+
+    max_depth: positions used, all when None. min_log_prob: a node below it is not made. chain_length: so many nodes,
+    the most probable token of each position, come first whatever their score; best-first search adds the others.
 
     Scores are float64: a first child's is score + lp[d + 1, 0], a next sibling's (score - lp[d, r]) + lp[d, r + 1], in
     that order. Ties go to the lexicographically smaller tuple of ranks; a node's index is its pop order, from 1.
@@ -197,7 +231,11 @@ def build_tree(top_log_probs: ArrayLike, top_token_ids: ArrayLike, budget: int, 
     rising = np.zeros(rows.shape, np.bool_)
     rising[:, 1:] = rows[:, 1:] > rows[:, :-1]
     _refuse(rising, rows, "top_log_probs", "more than the column before; sort rows from most to least probable")
-    nodes = _best_first(rows.tolist(), _as_count(budget, "budget"))
+    depth = len(rows) if max_depth is None else _as_count(max_depth, "max_depth")
+    if math.isnan(min_log_prob):
+        raise ValueError("min_log_prob is nan; it is a log-probability, -inf for no limit")
+    chain = _as_count(chain_length, "chain_length")
+    nodes = _best_first(rows[:depth].tolist(), _as_count(budget, "budget"), chain, float(min_log_prob))
     depths = np.array([0, *(len(ranks) for _, ranks, _ in nodes)], np.int32)
     ranks = np.array([-1, *(ranks[-1] for _, ranks, _ in nodes)], np.int32)
     return DraftTree(

@@ -34,10 +34,10 @@ def tuples(tree):
     return names
 
 
-def tree_from(log_probs, budget):
+def tree_from(log_probs, budget, **limits):
     """A tree whose tokens are the ranks, shifted by ten for each position."""
     length, width = log_probs.shape
-    return build_tree(log_probs, 10 * np.arange(length)[:, None] + np.arange(width), budget, root_token=7)
+    return build_tree(log_probs, 10 * np.arange(length)[:, None] + np.arange(width), budget, root_token=7, **limits)
 
 
 # Recorded: what the paper authors' implementation did.
@@ -144,16 +144,20 @@ def contract_score(log_probs, name):
     return score
 
 
-def slow_search(log_probs, budget):
-    """The first `budget` prefixes: of all whose parent and previous sibling are taken, always the best."""
+def slow_search(log_probs, budget, chain_length=0, min_log_prob=-np.inf):
+    """The first `budget` prefixes: the chain, then of those whose parent and previous sibling are taken the best."""
     length, width = log_probs.shape
     every = [name for depth in range(1, length + 1) for name in product(range(width), repeat=depth)]
     left = {n: contract_score(log_probs, n) for n in every if all(log_probs[d, r] > -np.inf for d, r in enumerate(n))}
     taken = [()]
     while left and len(taken) <= budget:
         ready = [n for n in left if n[:-1] in taken and (n[-1] == 0 or (*n[:-1], n[-1] - 1) in taken)]
-        taken.append(min(ready, key=lambda n: (-left[n], n)))
-        del left[taken[-1]]
+        chain = [n for n in ready if n == (0,) * len(taken) and len(taken) <= chain_length]
+        best = chain[0] if chain else min(ready, key=lambda n: (-left[n], n))
+        if not chain and left[best] < min_log_prob:
+            break
+        taken.append(best)
+        del left[best]
     return taken
 
 
@@ -163,6 +167,14 @@ def test_the_pops_are_those_of_a_slow_search_and_scores_agree_to_the_bit(log_pro
     tree = tree_from(log_probs, budget)
     assert tuples(tree) == slow_search(log_probs, budget)
     assert_equal(tree.scores, np.array([contract_score(log_probs, name) for name in tuples(tree)]), "scores")
+
+
+@repeatable
+@given(tables(negative, length=3), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4), st.floats(-9, 0))
+def test_the_limits_are_those_of_a_slow_search(log_probs, budget, max_depth, chain_length, min_log_prob):
+    tree = tree_from(log_probs, budget, max_depth=max_depth, chain_length=chain_length, min_log_prob=min_log_prob)
+    assert tuples(tree) == slow_search(log_probs[:max_depth], budget, chain_length, min_log_prob)
+    assert tuples(tree.cut(1 + len(tree) // 2)) == tuples(tree)[: 1 + len(tree) // 2]
 
 
 @repeatable
@@ -412,6 +424,18 @@ def test_bad_values_are_named(rows, ids, budget, message):
 def test_bad_types_are_named(rows, ids, budget, message):
     with pytest.raises(TypeError, match=message):
         build_tree(rows, ids, budget)
+
+
+@pytest.mark.parametrize(("limit", "message"), [
+    ({"max_depth": -1}, "max_depth is -1"),
+    ({"chain_length": -2}, "chain_length is -2"),
+    ({"min_log_prob": np.nan}, "min_log_prob is nan; it is a log-probability"),
+])  # fmt: skip
+def test_bad_limits_are_named(limit, message):
+    with pytest.raises(ValueError, match=message):
+        build_tree(ROWS, IDS, 4, **limit)
+    with pytest.raises(ValueError, match="size is 9; this tree has 5 nodes"):
+        build_tree(ROWS, IDS, 4).cut(9)
 
 
 def test_bad_root_tokens_are_named():
