@@ -74,6 +74,10 @@ class Instruction:
     result: str
     arguments: tuple[str, ...]
 
+    def __call__(self, *args: Any) -> Any:
+        """Raises TypeError: it has no meaning in Python."""
+        raise TypeError(f"{self.text!r} is an instruction of a kernel; Python cannot run it")
+
 
 max_or_nan = Instruction("max.NaN.f32 $0, $1, $2;", "float32", ("float32", "float32"))
 

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree import build
-from ddtree.build import build_trees, comes_first, empty_trees
+from ddtree.build import (
+    FLOOR,
+    build_trees,
+    build_trees_kernel,
+    build_trees_one_warp_kernel,
+    choose_kernel,
+    comes_first,
+    empty_trees,
+    worthwhile_size,
+)
 from ddtree.cuda import PtxDevice, watch_launches
 from ddtree.kdtr import load
 from ddtree.ptx_text import PtxError
@@ -66,6 +76,98 @@ def test_a_generated_batch_is_built_to_the_bit(batch):
     trees = build_trees(log_probs, ids, budgets, roots, device=FAST)
     for request, (budget, root) in enumerate(zip(budgets, roots, strict=True)):
         assert_same(trees.tree(request), build_tree(log_probs[request], ids[request], budget, root))
+
+
+@settings(max_examples=60)
+@given(batches(), st.data())
+def test_the_limits_are_the_references_in_both_kernels(batch, data):
+    log_probs, ids, budgets, roots = batch
+    requests = len(log_probs)
+    some = lambda values: data.draw(st.none() | st.lists(values, min_size=requests, max_size=requests))  # noqa: E731
+    max_depth, chain_length = some(st.integers(0, 6)), some(st.integers(0, 6))
+    min_log_prob = some(st.floats(-12, 0) | st.just(-math.inf))
+    costs = data.draw(st.none() | st.floats(0.001, 0.5))
+    curve = None if costs is None else 1 + costs * np.arange(71.0) ** 1.5
+    both = [
+        build_all(kernel, log_probs, ids, budgets, roots, max_depth, min_log_prob, chain_length, curve)
+        for kernel in (build_trees_kernel, build_trees_one_warp_kernel)
+    ]
+    for request in range(requests):
+        limits = {"max_depth": max_depth, "chain_length": chain_length, "min_log_prob": min_log_prob}
+        own = {name: values[request] for name, values in limits.items() if values is not None}
+        expected = build_tree(log_probs[request], ids[request], budgets[request], roots[request], **own)
+        if curve is not None:
+            expected = expected.cut(worthwhile_size(expected, curve, own.get("chain_length", 0)))
+        for trees in both:
+            assert_same(trees.tree(request), expected)
+
+
+def build_all(kernel, log_probs, ids, budgets, roots, max_depth, min_log_prob, chain_length, costs):
+    """`build_trees` by one of its two kernels."""
+    trees = empty_trees(len(log_probs), 71, FAST)
+    limits = (max_depth, np.int32), (min_log_prob, float), (chain_length, np.int32)
+    kernel(
+        *(log_probs, ids, np.array(budgets, np.int32), np.array(roots, np.int64)),
+        *(np.array([] if values is None else values, dtype) for values, dtype in limits),
+        np.zeros(0) if costs is None else costs,
+        *vars(trees).values(),
+        device=FAST,
+    )
+    return trees
+
+
+def test_the_wrapper_passes_the_limits_on():
+    log_probs, ids = rows("001")
+    found = build_trees(log_probs, ids, 40, max_depth=3, min_log_prob=-5.0, chain_length=[2], device=WATCHED).tree(0)
+    assert_same(found, build_tree(log_probs[0], ids[0], 40, max_depth=3, min_log_prob=-5.0, chain_length=2))
+    assert 2 < len(found) < 41 and found.depths.max() == 2
+    costs = 1 + 0.02 * np.arange(41)
+    stopped = build_trees(log_probs, ids, 40, costs=costs, device=WATCHED).tree(0)
+    assert_same(
+        stopped, build_tree(log_probs[0], ids[0], 40).cut(worthwhile_size(build_tree(log_probs[0], ids[0], 40), costs))
+    )
+    assert 1 < len(stopped) < 41
+
+
+def test_stopping_looks_at_tokens_a_cost():
+    """Expected tokens are 1, 1.5, 1.75 and 1.875: at 0.3 a node they yield 1, 1.15, 1.09 and 0.99 a cost."""
+    half = np.log(np.float32(0.5))
+    tree = build_tree(np.full((3, 1), half), np.zeros((3, 1), np.int64), 3)
+    assert worthwhile_size(tree, [1, 1.3, 1.6, 1.9]) == 2
+    assert worthwhile_size(tree, [1, 1.05, 1.1, 1.12]) == 4
+    assert worthwhile_size(tree, [1, 1.1, 1.2, 1.3]) == 3 and worthwhile_size(tree, [1, 1.1, 1.2, 1.3], 3) == 4
+    assert worthwhile_size(tree, [1, 2, 1, 1]) == 1 and worthwhile_size(tree, [1, 1, 1, 1, 9]) == 4
+    for costs in ([1, 1, 1], [1, 1, 0, 1], [1, 1, np.inf, 1], [[1, 1, 1, 1]]):
+        with pytest.raises(ValueError, match=r"costs has shape .* here 4 or more"):
+            worthwhile_size(tree, costs)
+
+
+def test_a_tree_that_no_guess_finds_is_built_by_the_search():
+    """Rows of zeros: all prefixes tie, and the tree is the deepest chain and its last siblings. And rounded sums."""
+    zeros, ids = np.zeros((2, 15, 40), np.float32), np.arange(1200).reshape(2, 15, 40)
+    rounded = -np.sort(10.0 ** np.random.default_rng(3).uniform(-30, 2, (2, 15, 40)), axis=2).astype(np.float32)
+    for log_probs in (zeros, rounded):
+        trees = build_trees(log_probs, ids, [40, 25], device=WATCHED)
+        for request, budget in enumerate((40, 25)):
+            assert_same(trees.tree(request), build_tree(log_probs[request], ids[request], budget))
+
+
+@pytest.mark.parametrize(("positions", "places", "kernel"), [
+    (64, 41, build_trees_kernel),
+    (65, 41, build_trees_one_warp_kernel),
+    (15, 1600, build_trees_one_warp_kernel),
+    (15, 1533, build_trees_kernel),
+])  # fmt: skip
+def test_the_search_builds_what_does_not_fit_the_fast_kernel(positions, places, kernel):
+    assert choose_kernel(positions, places, FAST) is kernel
+    rng = np.random.default_rng(positions)
+    log_probs = -np.sort(rng.exponential(0.05, (1, positions, 9)), axis=2).astype(np.float32)
+    ids = rng.integers(0, 99, log_probs.shape)
+    with watch_launches() as launches:
+        trees = build_trees(log_probs, ids, 40, out=empty_trees(1, places, FAST), device=FAST)
+    assert launches[0].kernel == kernel.name
+    assert_same(trees.tree(0), build_tree(log_probs[0], ids[0], 40))
+    assert -np.finfo(np.float64).max == FLOOR
 
 
 def test_the_order_of_additions_is_the_references():
@@ -140,7 +242,11 @@ def test_a_row_that_breaks_the_order_is_refused_by_name(column, value):
     ({"budgets": -1}, ValueError, "budgets is -1; it takes integers of at least 0, one or one a request"),
     ({"budgets": 1.5}, ValueError, "budgets is 1.5; it takes integers"),
     ({"budgets": 2**31}, ValueError, "budgets is 2147483648"),
-    ({"budgets": [3, 3]}, ValueError, r"budgets is int32\[2\]; its R in \[R\] must be 1"),
+    ({"budgets": [3, 3]}, ValueError, r"budgets has shape \[2\]; it takes one number or 1 of them"),
+    ({"max_depth": -1}, ValueError, "max_depth is -1; it takes integers of at least 0"),
+    ({"chain_length": [1.5]}, ValueError, r"chain_length is \[1.5\]; it takes integers"),
+    ({"min_log_prob": np.nan}, ValueError, "min_log_prob is nan; it takes numbers"),
+    ({"min_log_prob": "low"}, ValueError, "min_log_prob is 'low'; it takes numbers"),
     ({"root_tokens": -1}, ValueError, "root_tokens is -1"),
     ({"top_token_ids": np.zeros((1, 15, 64), np.int32)}, TypeError, "top_token_ids is int32.* it must be int64"),
     ({"top_token_ids": np.zeros((1, 15, 63), np.int64)}, ValueError, "its K in .* must be 64, as in top_log_probs"),
@@ -184,26 +290,41 @@ def test_budgets_on_a_gpu_need_a_place_for_the_trees():
         build_trees(*rows("001"), OnGpu(), device=WATCHED)
 
 
-@pytest.mark.parametrize("removed", [0, 1])
-def test_without_one_of_its_barriers_the_kernel_is_a_race(removed, tmp_path):
-    """The clean runs above mean something: both barriers guard an exchange, and the machine sees it."""
-    first, second, third = inspect.getsource(build.build_trees_kernel.function).split("cuda.syncwarp()")
-    changed = first + ("pass", "cuda.syncwarp()")[removed] + second + ("cuda.syncwarp()", "pass")[removed] + third
-    path = tmp_path / "changed.py"
-    path.write_text(changed)
+def changed_kernel(name: str, part: str, removed: int, path) -> build.Kernel:
+    """The kernel `name` with one `cuda.sync...()` of its function `part` taken out."""
     scope = dict(vars(build))
-    exec(compile(changed, path, "exec"), scope)
-    inputs = np.array([64], np.int32), np.zeros(1, np.int64)
+    for piece in dict.fromkeys((part, *(("list_best",) if part == "list_prefixes" else ()), name)):
+        source = inspect.getsource(getattr(build, piece).function)
+        if piece == part:
+            places = [
+                m for word in ("cuda.syncwarp()", "cuda.syncthreads()") for m in re.finditer(re.escape(word), source)
+            ]
+            source = source[: places[removed].start()] + "pass" + source[places[removed].end() :]
+        path.write_text(source)
+        exec(compile(source, path, "exec"), scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize(("name", "part", "removed"), [
+    ("build_trees_one_warp_kernel", "build_by_warp", 0),
+    ("build_trees_one_warp_kernel", "build_by_warp", 1),
+    ("build_trees_kernel", "list_prefixes", 0),
+])  # fmt: skip
+def test_without_one_of_its_barriers_a_kernel_is_a_race(name, part, removed, tmp_path):
+    """The clean runs above mean something: the barriers guard an exchange, and the machine sees it."""
+    kernel = changed_kernel(name, part, removed, tmp_path / "changed.py")
+    none = np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int32), np.zeros(0)
+    inputs = np.array([64], np.int32), np.zeros(1, np.int64), *none
     with pytest.raises(PtxError) as caught:
-        scope["build_trees_kernel"](*rows("001"), *inputs, *vars(empty_trees(1, 65, WATCHED)).values(), device=WATCHED)
+        kernel(*rows("001"), *inputs, *vars(empty_trees(1, 65, WATCHED)).values(), device=WATCHED)
     assert caught.value.kind == "race"
 
 
 def test_the_cost_is_counted():
-    """Exact, so a change of the kernel or the compiler shows: one warp, a bounded number of instructions a node."""
+    """Exact, so a change of the kernel or the compiler shows: a bounded number of instructions for each of 16 warps."""
     with watch_launches() as launches:
         build_trees(*rows("001"), 64, device=WATCHED)
     counters = launches[0].counters
-    assert launches[0].grid == (1,) and counters.atomics == 0 and counters.shared_bank_conflicts == 0
-    assert counters.warp_instructions < 450 * 64
+    assert launches[0].grid == (1,) and launches[0].kernel == "build_trees"
+    assert counters.warp_instructions < 16 * 1500
     assert counters.global_store_bytes < 2 * 65 * 28 + 4
