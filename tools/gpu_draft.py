@@ -1,0 +1,297 @@
+"""Holds the kernels from logits to a laid-out tree on a GPU against their references, and under compute-sanitizer.
+
+`python -m tools.gpu_draft --out FILE` needs an NVIDIA GPU and the extra `gpu`. It draws requests of every kind (ties,
+bfloat16 steps, peaked, flat, masked, tiny vocabularies, 1 to 64 positions, budgets to 4,096, batches of 1 to 256 with
+mixed budgets and limits) until there are `--requests` of them, compares to the bit, and runs each kernel under the four
+tools of compute-sanitizer. It writes one JSON and ends with an error if anything differs.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddtree.bench import write_measurement
+from ddtree.build import Trees, build_trees, build_trees_one_warp_kernel, empty_trees
+from ddtree.check import assert_equal
+from ddtree.cuda import GpuArray, GpuDevice, Kernel
+from ddtree.kernels import measure_resources
+from ddtree.layout import attention_mask, eagle_tensors, lay_out, lay_out_ref
+from ddtree.topk import merge_top_k, top_k, top_k_ref
+from ddtree.tree import DraftTree, build_tree
+
+ROOT = Path(__file__).parent.parent
+KINDS = ("normal", "ties", "bfloat16", "peaked", "flat", "masked", "tiny steps", "zeros")
+TREE_FIELDS = ("tokens", "parents", "depths", "scores", "ranks")
+LIMITS = {"max_depth": np.int32, "min_log_prob": np.float64, "chain_length": np.int32}
+
+
+def draw_logits(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float32 logits of a kind."""
+    x = rng.normal(0, rng.choice([1, 3, 5]), shape).astype(np.float32)
+    if kind == "ties":
+        x = np.round(x)
+    elif kind == "bfloat16":
+        x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    elif kind == "peaked":
+        x = x * np.float32(8)
+    elif kind == "flat":
+        x = np.full(shape, rng.choice([0, -3.25, 11]), np.float32)
+    elif kind == "masked":
+        x[rng.random(shape) < rng.choice([0.5, 0.99])] = -np.inf
+    elif kind == "tiny steps":
+        x = (1 + rng.integers(0, 4, shape) * 2.0**-23).astype(np.float32)
+    elif kind == "zeros":
+        x[..., 1:] = -np.inf
+    return x
+
+
+def draw_batches(rng: np.random.Generator, wanted: int) -> Iterator[dict[str, Any]]:
+    """Batches until `wanted` requests are drawn: logits (R, L, V), K, budgets, roots and limits."""
+    drawn = 0
+    while drawn < wanted:
+        top = int(rng.choice([1, 5, 16, 64, 128, 256, 1024, 4096], p=[0.08, 0.1, 0.2, 0.25, 0.2, 0.12, 0.04, 0.01]))
+        requests = int(rng.choice([1, 3, 16, 64, 256] if top <= 256 else [1, 2, 4]))
+        positions = int(rng.choice([1, 2, 3, 7, 15, 15, 31, 64]))
+        vocabulary = int(rng.choice([1, 2, 5, 17, 300, 1000] if requests > 16 else [1, 2, 5, 300, 5000]))
+        batch = {
+            "logits": draw_logits(rng, str(rng.choice(KINDS)), (requests, positions, vocabulary)),
+            "k": min(top, vocabulary, 1024),
+            "budgets": rng.integers(0, top + 1, requests).astype(np.int32),
+            "roots": rng.integers(0, 2**40, requests),
+            "places": top + 1,
+        }
+        limits = {
+            "max_depth": rng.integers(0, positions + 2, requests).astype(np.int32),
+            "min_log_prob": -rng.exponential(6, requests),
+            "chain_length": rng.integers(0, positions + 2, requests).astype(np.int32),
+        }
+        batch["limits"] = {name: values for name, values in limits.items() if rng.random() < 0.25}
+        drawn += requests
+        yield batch
+
+
+def limits_of(batch: dict[str, Any], request: int) -> dict[str, Any]:
+    """The limits of one request."""
+    return {name: values[request] for name, values in batch["limits"].items()}
+
+
+def reference(job: tuple[Any, ...]) -> DraftTree:
+    """The reference's tree."""
+    log_probs, ids, budget, root, limits = job
+    return build_tree(log_probs, ids, budget, root, **limits)
+
+
+def check_batch(gpu: GpuDevice, batch: dict[str, Any], build: Callable[..., Any]) -> list[Any]:
+    """Top-k, trees and layout of a batch on the GPU: the first and last are compared at once; returns (trees, jobs)."""
+    logits, requests = batch["logits"], len(batch["logits"])
+    top = top_k(gpu.array(logits), batch["k"], device=gpu)
+    expected = top_k_ref(logits.reshape(-1, logits.shape[-1]), batch["k"])
+    for name in ("ids", "logits", "log_probs", "log_z", "state"):
+        value = getattr(expected, name)
+        assert_equal(gpu.numpy(getattr(top, name)).reshape(value.shape), value, f"top_k {name}")
+    trees = build(gpu, top, batch)
+    host = Trees(*map(gpu.numpy, vars(trees).values()))
+    lengths = np.arange(requests) * 37
+    layout = lay_out(trees, gpu.array(lengths), device=gpu)
+    for name, value in vars(lay_out_ref(host, lengths)).items():
+        assert_equal(gpu.numpy(getattr(layout, name)), value, f"layout {name}")
+    shape = (*logits.shape[:2], batch["k"])
+    log_probs, ids = expected.log_probs.reshape(shape), expected.ids.reshape(shape)
+    jobs = [
+        (
+            log_probs[r],
+            ids[r],
+            int(batch["budgets"][r]),
+            int(batch["roots"][r]),
+            {n: v[r] for n, v in batch["limits"].items()},
+        )
+        for r in range(requests)
+    ]
+    return [host, jobs]
+
+
+def build_fast(gpu: GpuDevice, top: Any, batch: dict[str, Any]) -> Trees:
+    """`build_trees` into memory that holds something else."""
+    trees = poisoned(gpu, len(batch["logits"]), batch["places"])
+    limits = {name: gpu.array(values) for name, values in batch["limits"].items()}
+    budgets, roots = gpu.array(batch["budgets"]), gpu.array(batch["roots"])
+    return build_trees(top.log_probs, top.ids, budgets, roots, **limits, out=trees, device=gpu)
+
+
+def build_slow(gpu: GpuDevice, top: Any, batch: dict[str, Any]) -> Trees:
+    """The same by the kernel of one warp."""
+    trees = poisoned(gpu, len(batch["logits"]), batch["places"])
+    limits = [gpu.array(batch["limits"].get(name, np.zeros(0, dtype)).astype(dtype)) for name, dtype in LIMITS.items()]
+    inputs = [gpu.array(batch["budgets"]), gpu.array(batch["roots"]), *limits, gpu.empty((0,), np.float64)]
+    build_trees_one_warp_kernel(top.log_probs, top.ids, *inputs, *vars(trees).values(), device=gpu)
+    return trees
+
+
+def poisoned(gpu: GpuDevice, requests: int, places: int) -> Trees:
+    """Trees full of 77."""
+    fields = vars(empty_trees(requests, places, gpu)).values()
+    return Trees(*(gpu.array(np.full(field.shape, 77, field.dtype)) for field in fields))
+
+
+def check_generated(gpu: GpuDevice, wanted: int) -> dict[str, Any]:
+    """Generated requests through both builders; every tree, index and padding held against the reference."""
+    rng, found = np.random.default_rng(20261129), {"requests": 0, "nodes": 0, "batches": 0, "positions": 0}
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2)) as pool:
+        for batch in draw_batches(rng, wanted):
+            slow = batch["places"] <= 257
+            results = [
+                check_batch(gpu, batch, build) for build in ((build_fast, build_slow) if slow else (build_fast,))
+            ]
+            jobs = results[0][1]
+            for request, tree in enumerate(pool.map(reference, jobs, chunksize=max(1, len(jobs) // 14))):
+                for host, _ in results:
+                    compare(host, request, tree, f"{batch['logits'].shape} k {batch['k']} {batch['limits'].keys()}")
+                found["nodes"] += len(tree) - 1
+            found["requests"] += len(jobs)
+            found["batches"] += 1
+            found["positions"] += len(jobs) * batch["logits"].shape[1]
+    return found
+
+
+def compare(host: Trees, request: int, tree: DraftTree, name: str) -> None:
+    """One request's tree and the places beyond it; raises AssertionError for a difference."""
+    assert host.counts[request] == len(tree), f"{name}: {host.counts[request]} nodes, expected {len(tree)}"
+    for field, empty in zip(TREE_FIELDS, (-1, -1, 0, -np.inf, -1), strict=True):
+        values = getattr(host, field)[request]
+        assert_equal(values[: len(tree)], getattr(tree, field), f"{name} request {request} {field}")
+        assert (values[len(tree) :] == empty).all(), f"{name} request {request}: {field} beyond the tree"
+
+
+class PlainDevice(GpuDevice):
+    """A GPU whose arrays are separate allocations, so that a tool sees where each ends."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> GpuArray:
+        driver, kind = import_module("cuda.bindings.driver"), np.dtype(dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        _, address = driver.cuMemAlloc(max(1, int(np.prod(sizes)) * kind.itemsize))
+        return GpuArray(Plain(int(address)), sizes, kind)
+
+
+class Plain:
+    """Memory of `PlainDevice`; never freed, the process is short."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+
+def run_kernels(gpu: GpuDevice) -> None:
+    """Each kernel of the way from logits to layout once or more, on small inputs of several kinds."""
+    rng = np.random.default_rng(5)
+    budgets, roots, lengths = np.array([40, 17], np.int32), np.array([1, 2]), gpu.array(np.array([7, 70]))
+    limits = {
+        "max_depth": np.array([3, 5], np.int32),
+        "chain_length": np.array([2, 9], np.int32),
+        "min_log_prob": np.array([-9.0, -5.0]),
+    }
+    for kind in ("normal", "ties", "zeros", "masked"):
+        logits = draw_logits(rng, kind, (2, 5, 640))
+        top = top_k(gpu.array(logits), 40, device=gpu)
+        batch = {"logits": logits, "budgets": budgets, "roots": roots, "places": 41}
+        for build in (build_fast, build_slow):
+            trees = build(gpu, top, {**batch, "limits": limits if kind == "normal" else {}})
+            layout = lay_out(trees, lengths, device=gpu)
+    attention_mask(layout, lengths, capacity=80, device=gpu)
+    eagle_tensors(trees, layout, lengths, "qlen", device=gpu)
+    parts = (slice(0, 320), slice(320, 640))
+    halves = [top_k(gpu.array(logits[..., part]), 40, first_id=part.start, device=gpu) for part in parts]
+    merge_top_k(*halves, device=gpu)
+    bfloat16 = (draw_logits(rng, "bfloat16", (5, 640)).view(np.uint32) >> 16).astype(np.uint16)
+    top_k(gpu.array(bfloat16), 40, device=gpu)
+    costs, out = gpu.array(1 + 0.01 * np.arange(41.0)), empty_trees(2, 41, gpu)
+    build_trees(top.log_probs, top.ids, gpu.array(budgets), gpu.array(roots), costs=costs, out=out, device=gpu)
+    gpu.synchronize()
+
+
+def sanitize(folder: Path, tool: str) -> dict[str, Any]:
+    """`run_kernels` in a process of its own under one of compute-sanitizer's tools; kernels come from the folder."""
+    command = ["compute-sanitizer", "--tool", tool, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
+    command += [sys.executable, "-m", "tools.gpu_draft", "--run", str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240)
+    text = run.stdout + run.stderr
+    clean = bool(re.search(r"ERROR SUMMARY: 0 errors|0 hazards displayed", text)) and run.returncode == 0
+    return {"clean": clean, "says": [line for line in text.splitlines() if "=====" in line][-3:]}
+
+
+def check_sanitizer() -> dict[str, Any]:
+    """All kernels of `run_kernels` under four tools, and what the linker says of each."""
+    gpu = GpuDevice()
+    run_kernels(gpu)
+    seen = list(gpu._kernels)
+    resources = {kernel.name: measure_resources(kernel.ptx(gpu.arch), gpu.arch) for kernel in seen}
+    spills = [name for name, found in resources.items() if found["spill_bytes"]]
+    if spills:
+        raise AssertionError(f"{', '.join(spills)} spill registers")
+    if not shutil.which("compute-sanitizer"):
+        return {"kernels": resources, "skipped": "compute-sanitizer is not on the PATH"}
+    with tempfile.TemporaryDirectory() as scratch:
+        for kernel in seen:
+            Path(scratch, f"{kernel.name}.ptx").write_text(kernel.ptx(gpu.arch), encoding="utf-8")
+        tools = ("memcheck", "racecheck", "initcheck", "synccheck")
+        with ProcessPoolExecutor(4) as pool:
+            found = dict(zip(tools, pool.map(partial(sanitize, Path(scratch)), tools), strict=True))
+    dirty = [tool for tool, result in found.items() if not result["clean"]]
+    if dirty:
+        raise AssertionError(f"compute-sanitizer: {[found[tool] for tool in dirty]}")
+    return {"kernels": resources, **found}
+
+
+def use_texts(folder: Path) -> None:
+    """Take the PTX of kernels from a folder, by name, instead of compiling them."""
+    compiled = Kernel.ptx
+
+    def ptx(kernel: Kernel, arch: str = "sm_120") -> str:
+        path = folder / f"{kernel.name}.ptx"
+        return path.read_text(encoding="utf-8") if path.exists() else compiled(kernel, arch)
+
+    setattr(Kernel, "ptx", ptx)  # noqa: B010
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--requests", type=int, default=10_000, help="how many requests to draw")
+    parser.add_argument("--texts", type=Path, help="a folder of PTX built elsewhere, to use by kernel name")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="only run the kernels once: under compute-sanitizer")
+    options = parser.parse_args()
+    if options.texts or options.run:
+        use_texts(options.texts or options.run)
+    if options.run:
+        run_kernels(PlainDevice())
+        return 0
+    sections: dict[str, Callable[[], dict[str, Any]]] = {
+        "generated": lambda: check_generated(GpuDevice(), options.requests),
+        "sanitizer": check_sanitizer,
+    }
+    results: dict[str, Any] = {}
+    for name, section in sections.items():
+        start = time.perf_counter()
+        try:
+            results[name] = section()
+        except (AssertionError, RuntimeError, ValueError, TypeError, OSError, subprocess.SubprocessError) as error:
+            results[name] = f"FAILED: {type(error).__name__}: {error}"
+        print(f"== {name} ({time.perf_counter() - start:.1f} s)\n{results[name]}", flush=True)
+        if options.out:
+            write_measurement(options.out, f"python -m tools.gpu_draft --requests {options.requests}", results)
+    return 1 if any(isinstance(result, str) for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
