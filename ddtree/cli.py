@@ -7,7 +7,7 @@ __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'Prompt
            'kernels_app', 'FolderOption', 'say', 'version', 'said_plainly', 'model_folders', 'load_engine',
            'progress_bar', 'read_prompt', 'encode_prompt', 'choose_budget', 'TextStream', 'stop_at', 'summary',
            'report', 'generate', 'compare_plain', 'token_label', 'tree', 'run_round', 'tree_figures',
-           'bench_engine_command', 'peak_memory', 'kernels_build', 'kernels_check', 'env', 'main']
+           'bench_engine_command', 'bench_tree_command', 'peak_memory', 'kernels_build', 'kernels_check', 'env', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 import json
@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 import ddtree
-from .bench import PACKAGES, bench_engine, environment, write_measurement
+from .bench import PACKAGES, bench_engine, bench_tree, environment, write_measurement
 from .chat import MODELS, find_model, load_chat, load_tokenizer
 from .checkpoint import CheckpointError, is_gguf, load_config
 from .config import model_shapes, read_config
@@ -377,6 +377,22 @@ def bench_engine_command(
             print(f"{name:11} {line}  {row['tokens_per_round']:.2f} tokens a round")
         if output is not None:
             write_measurement(output, shlex.join(["ddtree", *sys.argv[1:]]), {"rows": rows, "resident": memory})
+
+
+@bench_app.command("tree")
+def bench_tree_command(
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Write JSON here too.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time logits to tree on a GPU, whole and by kernel, beside torch and a heap; without a GPU, count a small one."""
+    with said_plainly():
+        results = bench_tree(None if as_json else print)
+        if output is not None:
+            results = write_measurement(output, shlex.join(["ddtree", *sys.argv[1:]]), results)
+        if as_json:
+            print(json.dumps(results))
+        else:
+            say(results["note"])
 
 
 def peak_memory() -> int:

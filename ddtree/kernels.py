@@ -16,12 +16,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .build import build_trees_kernel
-from .cuda import DeviceFunction, Kernel, Parameter, check_arch, check_formula, flatten_names, link
+import numpy as np
+
+from .build import build_trees_kernel, build_trees_one_warp_kernel
+from .cuda import DeviceFunction, Instruction, Kernel, Parameter, check_arch, check_formula, flatten_names, link
+from .layout import lay_out_kernel
 from .ptx import load_ptx
+from .topk import make_choose_kernel, make_group_kernel, merge_top_k_kernel
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-005
-EXPORTED: tuple[Kernel, ...] = (build_trees_kernel,)
+EXPORTED: tuple[Kernel, ...] = (
+    *(make_group_kernel(dtype, "wide") for dtype in ("float32", "bfloat16")),
+    *(make_choose_kernel(dtype, adjusted=False) for dtype in ("float32", "bfloat16")),
+    merge_top_k_kernel,
+    build_trees_kernel,
+    build_trees_one_warp_kernel,
+    lay_out_kernel,
+)
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-008
 def measure_resources(text: str, arch: str) -> dict[str, int]:
@@ -31,9 +42,9 @@ def measure_resources(text: str, arch: str) -> dict[str, int]:
         "registers": r"Used (\d+) registers",
         "stack_bytes": r"(\d+) bytes stack frame",
         "spill_bytes": r"(\d+) bytes spill stores",
-        "static_shared_bytes": r"(\d+) bytes smem",
     }
-    return {name: sum(map(int, re.findall(pattern, log))) for name, pattern in patterns.items()}
+    found = {name: sum(map(int, re.findall(pattern, log))) for name, pattern in patterns.items()}
+    return {**found, "static_shared_bytes": sum(entry.static_shared for entry in load_ptx(text).entries.values())}
 
 
 def check_limits(kernel: Kernel, resources: dict[str, int]) -> None:
@@ -45,16 +56,21 @@ def check_limits(kernel: Kernel, resources: dict[str, int]) -> None:
                          "beyond 49152 make it dynamic: cuda.shared.array(0, ...) and a formula")  # fmt: skip
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-011
+_CONSTANTS = (int, float, np.generic, Instruction)
+
+
 def hash_source(kernel: Kernel) -> str:
-    """The SHA-256 of the text of a kernel's function and of all device functions it reaches, sorted."""
+    """The SHA-256 of the text of a kernel's function and of all functions and constants it reaches, sorted."""
     found: dict[str, str] = {}
     waiting = [kernel.function]
     while waiting:
         function = waiting.pop()
         found[function.__qualname__] = inspect.getsource(function)
         known = inspect.getclosurevars(function)
-        used = [value for value in {**known.globals, **known.nonlocals}.values() if isinstance(value, DeviceFunction)]
-        waiting += [value.function for value in used if value.function.__qualname__ not in found]
+        used = {**known.globals, **known.nonlocals}
+        found |= {name: f"{name} = {value}" for name, value in used.items() if isinstance(value, _CONSTANTS)}
+        reached = [value.function for value in used.values() if isinstance(value, DeviceFunction)]
+        waiting += [device_function for device_function in reached if device_function.__qualname__ not in found]
     return hashlib.sha256("".join(found[name] for name in sorted(found)).encode()).hexdigest()
 
 

@@ -76,11 +76,322 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
     return a;
 }
 
+/* reduce_groups_float32_wide: class E1, from ddtree/topk.py
+     const int64[M] data
+     int64 row_step
+     int32 vocabulary
+     const float32[B] scales
+     const float32[B, W] bias
+     const uint8[B, A] allowed
+     int32 rows_a_request
+     int32 C
+     int32 each
+     uint32[R, G] maxima
+     int64[R, S, 6] states */
+#define DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_FILE "reduce_groups_float32_wide.ptx"
+#define DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_ENTRY "ddtree_reduce_groups_float32_wide"
+enum { DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_X = 128, DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_Y = 1, DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_Z = 1 };
+enum { DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BYTES = 448 };
+typedef struct {
+    ddtree_array1 data;
+    int64_t row_step;
+    int32_t vocabulary;
+    ddtree_array1 scales;
+    ddtree_array2 bias;
+    ddtree_array2 allowed;
+    int32_t rows_a_request;
+    int32_t C;
+    int32_t each;
+    ddtree_array2 maxima;
+    ddtree_array3 states;
+} ddtree_reduce_groups_float32_wide_args;
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, C) == 276);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, each) == 280);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, maxima) == 288);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, states) == 360);
+
+static inline void ddtree_reduce_groups_float32_wide_grid(const ddtree_reduce_groups_float32_wide_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)((int64_t)a->C);
+    grid[1] = (unsigned)(a->maxima.shape[0]);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_reduce_groups_float32_wide_shared(const ddtree_reduce_groups_float32_wide_args *a) {
+    (void)a;
+    return (unsigned)(0);
+}
+
+/* reduce_groups_bfloat16_wide: class E1, from ddtree/topk.py
+     const int64[M] data
+     int64 row_step
+     int32 vocabulary
+     const float32[B] scales
+     const float32[B, W] bias
+     const uint8[B, A] allowed
+     int32 rows_a_request
+     int32 C
+     int32 each
+     uint32[R, G] maxima
+     int64[R, S, 6] states */
+#define DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_FILE "reduce_groups_bfloat16_wide.ptx"
+#define DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_ENTRY "ddtree_reduce_groups_bfloat16_wide"
+enum { DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_X = 128, DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_Y = 1, DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_Z = 1 };
+enum { DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BYTES = 448 };
+typedef struct {
+    ddtree_array1 data;
+    int64_t row_step;
+    int32_t vocabulary;
+    ddtree_array1 scales;
+    ddtree_array2 bias;
+    ddtree_array2 allowed;
+    int32_t rows_a_request;
+    int32_t C;
+    int32_t each;
+    ddtree_array2 maxima;
+    ddtree_array3 states;
+} ddtree_reduce_groups_bfloat16_wide_args;
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, C) == 276);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, each) == 280);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, maxima) == 288);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, states) == 360);
+
+static inline void ddtree_reduce_groups_bfloat16_wide_grid(const ddtree_reduce_groups_bfloat16_wide_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)((int64_t)a->C);
+    grid[1] = (unsigned)(a->maxima.shape[0]);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_reduce_groups_bfloat16_wide_args *a) {
+    (void)a;
+    return (unsigned)(0);
+}
+
+/* choose_tokens_float32: class E1, from ddtree/topk.py
+     const int32[M] data
+     int64 row_step
+     int32 vocabulary
+     const float32[B] scales
+     const float32[B, W] bias
+     const uint8[B, A] allowed
+     int32 rows_a_request
+     int64 first_id
+     int32 P
+     int32 Q
+     int32 N
+     const uint32[R, G] maxima
+     const int64[R, S, 6] states
+     int64[R, K] ids
+     float32[R, K] logits
+     float32[R, K] log_probs
+     float32[R] log_z
+     int64[R, 6] state */
+#define DDTREE_CHOOSE_TOKENS_FLOAT32_FILE "choose_tokens_float32.ptx"
+#define DDTREE_CHOOSE_TOKENS_FLOAT32_ENTRY "ddtree_choose_tokens_float32"
+enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Z = 1 };
+enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BYTES = 808 };
+typedef struct {
+    ddtree_array1 data;
+    int64_t row_step;
+    int32_t vocabulary;
+    ddtree_array1 scales;
+    ddtree_array2 bias;
+    ddtree_array2 allowed;
+    int32_t rows_a_request;
+    int64_t first_id;
+    int32_t P;
+    int32_t Q;
+    int32_t N;
+    ddtree_array2 maxima;
+    ddtree_array3 states;
+    ddtree_array2 ids;
+    ddtree_array2 logits;
+    ddtree_array2 log_probs;
+    ddtree_array1 log_z;
+    ddtree_array2 state;
+} ddtree_choose_tokens_float32_args;
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, first_id) == 280);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, P) == 288);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, Q) == 292);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, N) == 296);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, maxima) == 304);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, states) == 376);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, ids) == 464);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, logits) == 536);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_probs) == 608);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_z) == 680);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, state) == 736);
+
+static inline void ddtree_choose_tokens_float32_grid(const ddtree_choose_tokens_float32_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)(a->maxima.shape[0]);
+    grid[1] = (unsigned)(1);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_tokens_float32_args *a) {
+    (void)a;
+    return (unsigned)(8 * (int64_t)a->P + 4 * (int64_t)a->N + 4 * (int64_t)a->Q);
+}
+
+/* choose_tokens_bfloat16: class E1, from ddtree/topk.py
+     const int16[M] data
+     int64 row_step
+     int32 vocabulary
+     const float32[B] scales
+     const float32[B, W] bias
+     const uint8[B, A] allowed
+     int32 rows_a_request
+     int64 first_id
+     int32 P
+     int32 Q
+     int32 N
+     const uint32[R, G] maxima
+     const int64[R, S, 6] states
+     int64[R, K] ids
+     float32[R, K] logits
+     float32[R, K] log_probs
+     float32[R] log_z
+     int64[R, 6] state */
+#define DDTREE_CHOOSE_TOKENS_BFLOAT16_FILE "choose_tokens_bfloat16.ptx"
+#define DDTREE_CHOOSE_TOKENS_BFLOAT16_ENTRY "ddtree_choose_tokens_bfloat16"
+enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Z = 1 };
+enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BYTES = 808 };
+typedef struct {
+    ddtree_array1 data;
+    int64_t row_step;
+    int32_t vocabulary;
+    ddtree_array1 scales;
+    ddtree_array2 bias;
+    ddtree_array2 allowed;
+    int32_t rows_a_request;
+    int64_t first_id;
+    int32_t P;
+    int32_t Q;
+    int32_t N;
+    ddtree_array2 maxima;
+    ddtree_array3 states;
+    ddtree_array2 ids;
+    ddtree_array2 logits;
+    ddtree_array2 log_probs;
+    ddtree_array1 log_z;
+    ddtree_array2 state;
+} ddtree_choose_tokens_bfloat16_args;
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, first_id) == 280);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, P) == 288);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, Q) == 292);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, N) == 296);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, maxima) == 304);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, states) == 376);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, ids) == 464);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, logits) == 536);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_probs) == 608);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_z) == 680);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, state) == 736);
+
+static inline void ddtree_choose_tokens_bfloat16_grid(const ddtree_choose_tokens_bfloat16_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)(a->maxima.shape[0]);
+    grid[1] = (unsigned)(1);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_choose_tokens_bfloat16_shared(const ddtree_choose_tokens_bfloat16_args *a) {
+    (void)a;
+    return (unsigned)(8 * (int64_t)a->P + 4 * (int64_t)a->N + 4 * (int64_t)a->Q);
+}
+
+/* merge_top_k: class E1, from ddtree/topk.py
+     const int64[R, A] ids_a
+     const float32[R, A] logits_a
+     const int64[R, 6] state_a
+     const int64[R, B] ids_b
+     const float32[R, B] logits_b
+     const int64[R, 6] state_b
+     int64[R, K] ids
+     float32[R, K] logits
+     float32[R, K] log_probs
+     float32[R] log_z
+     int64[R, 6] state */
+#define DDTREE_MERGE_TOP_K_FILE "merge_top_k.ptx"
+#define DDTREE_MERGE_TOP_K_ENTRY "ddtree_merge_top_k"
+enum { DDTREE_MERGE_TOP_K_BLOCK_X = 256, DDTREE_MERGE_TOP_K_BLOCK_Y = 1, DDTREE_MERGE_TOP_K_BLOCK_Z = 1 };
+enum { DDTREE_MERGE_TOP_K_BYTES = 776 };
+typedef struct {
+    ddtree_array2 ids_a;
+    ddtree_array2 logits_a;
+    ddtree_array2 state_a;
+    ddtree_array2 ids_b;
+    ddtree_array2 logits_b;
+    ddtree_array2 state_b;
+    ddtree_array2 ids;
+    ddtree_array2 logits;
+    ddtree_array2 log_probs;
+    ddtree_array1 log_z;
+    ddtree_array2 state;
+} ddtree_merge_top_k_args;
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, ids_a) == 0);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, logits_a) == 72);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, state_a) == 144);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, ids_b) == 216);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, logits_b) == 288);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, state_b) == 360);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, ids) == 432);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, logits) == 504);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, log_probs) == 576);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, log_z) == 648);
+DDTREE_ASSERT(offsetof(ddtree_merge_top_k_args, state) == 704);
+
+static inline void ddtree_merge_top_k_grid(const ddtree_merge_top_k_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)(a->ids_a.shape[0]);
+    grid[1] = (unsigned)(1);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_merge_top_k_shared(const ddtree_merge_top_k_args *a) {
+    (void)a;
+    return (unsigned)(0);
+}
+
 /* build_trees: class E0, from ddtree/build.py
      const float32[R, L, K] top_log_probs
      const int64[R, L, K] top_token_ids
      const int32[R] budgets
      const int64[R] root_tokens
+     const int32[D] max_depths
+     const float64[S] min_log_probs
+     const int32[C] chain_lengths
+     const float64[M] costs
      int64[R, N] tokens
      int32[R, N] parents
      int32[R, N] depths
@@ -89,13 +400,17 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
      int32[R] counts */
 #define DDTREE_BUILD_TREES_FILE "build_trees.ptx"
 #define DDTREE_BUILD_TREES_ENTRY "ddtree_build_trees"
-enum { DDTREE_BUILD_TREES_BLOCK_X = 32, DDTREE_BUILD_TREES_BLOCK_Y = 1, DDTREE_BUILD_TREES_BLOCK_Z = 1 };
-enum { DDTREE_BUILD_TREES_BYTES = 704 };
+enum { DDTREE_BUILD_TREES_BLOCK_X = 512, DDTREE_BUILD_TREES_BLOCK_Y = 1, DDTREE_BUILD_TREES_BLOCK_Z = 1 };
+enum { DDTREE_BUILD_TREES_BYTES = 928 };
 typedef struct {
     ddtree_array3 top_log_probs;
     ddtree_array3 top_token_ids;
     ddtree_array1 budgets;
     ddtree_array1 root_tokens;
+    ddtree_array1 max_depths;
+    ddtree_array1 min_log_probs;
+    ddtree_array1 chain_lengths;
+    ddtree_array1 costs;
     ddtree_array2 tokens;
     ddtree_array2 parents;
     ddtree_array2 depths;
@@ -107,12 +422,16 @@ DDTREE_ASSERT(offsetof(ddtree_build_trees_args, top_log_probs) == 0);
 DDTREE_ASSERT(offsetof(ddtree_build_trees_args, top_token_ids) == 88);
 DDTREE_ASSERT(offsetof(ddtree_build_trees_args, budgets) == 176);
 DDTREE_ASSERT(offsetof(ddtree_build_trees_args, root_tokens) == 232);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, tokens) == 288);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, parents) == 360);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, depths) == 432);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, scores) == 504);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, ranks) == 576);
-DDTREE_ASSERT(offsetof(ddtree_build_trees_args, counts) == 648);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, max_depths) == 288);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, min_log_probs) == 344);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, chain_lengths) == 400);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, costs) == 456);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, tokens) == 512);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, parents) == 584);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, depths) == 656);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, scores) == 728);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, ranks) == 800);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_args, counts) == 872);
 
 static inline void ddtree_build_trees_grid(const ddtree_build_trees_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->top_log_probs.shape[0]);
@@ -123,7 +442,113 @@ static inline void ddtree_build_trees_grid(const ddtree_build_trees_args *a, uns
 
 static inline unsigned ddtree_build_trees_shared(const ddtree_build_trees_args *a) {
     (void)a;
+    return (unsigned)(56 * a->tokens.shape[1] + 15520);
+}
+
+/* build_trees_one_warp: class E0, from ddtree/build.py
+     const float32[R, L, K] top_log_probs
+     const int64[R, L, K] top_token_ids
+     const int32[R] budgets
+     const int64[R] root_tokens
+     const int32[D] max_depths
+     const float64[S] min_log_probs
+     const int32[C] chain_lengths
+     const float64[M] costs
+     int64[R, N] tokens
+     int32[R, N] parents
+     int32[R, N] depths
+     float64[R, N] scores
+     int32[R, N] ranks
+     int32[R] counts */
+#define DDTREE_BUILD_TREES_ONE_WARP_FILE "build_trees_one_warp.ptx"
+#define DDTREE_BUILD_TREES_ONE_WARP_ENTRY "ddtree_build_trees_one_warp"
+enum { DDTREE_BUILD_TREES_ONE_WARP_BLOCK_X = 32, DDTREE_BUILD_TREES_ONE_WARP_BLOCK_Y = 1, DDTREE_BUILD_TREES_ONE_WARP_BLOCK_Z = 1 };
+enum { DDTREE_BUILD_TREES_ONE_WARP_BYTES = 928 };
+typedef struct {
+    ddtree_array3 top_log_probs;
+    ddtree_array3 top_token_ids;
+    ddtree_array1 budgets;
+    ddtree_array1 root_tokens;
+    ddtree_array1 max_depths;
+    ddtree_array1 min_log_probs;
+    ddtree_array1 chain_lengths;
+    ddtree_array1 costs;
+    ddtree_array2 tokens;
+    ddtree_array2 parents;
+    ddtree_array2 depths;
+    ddtree_array2 scores;
+    ddtree_array2 ranks;
+    ddtree_array1 counts;
+} ddtree_build_trees_one_warp_args;
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, top_log_probs) == 0);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, top_token_ids) == 88);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, budgets) == 176);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, root_tokens) == 232);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, max_depths) == 288);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, min_log_probs) == 344);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, chain_lengths) == 400);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, costs) == 456);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, tokens) == 512);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, parents) == 584);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, depths) == 656);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, scores) == 728);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, ranks) == 800);
+DDTREE_ASSERT(offsetof(ddtree_build_trees_one_warp_args, counts) == 872);
+
+static inline void ddtree_build_trees_one_warp_grid(const ddtree_build_trees_one_warp_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)(a->top_log_probs.shape[0]);
+    grid[1] = (unsigned)(1);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_build_trees_one_warp_shared(const ddtree_build_trees_one_warp_args *a) {
+    (void)a;
     return (unsigned)(12 * a->tokens.shape[1]);
+}
+
+/* lay_out: class E0, from ddtree/layout.py
+     const int32[R, N] parents
+     const int32[R, N] depths
+     const int32[R] counts
+     const int64[R] lengths
+     int64[R, N] positions
+     uint32[R, N, W] masks
+     int32[R, N] first_children
+     int32[R, N] next_siblings */
+#define DDTREE_LAY_OUT_FILE "lay_out.ptx"
+#define DDTREE_LAY_OUT_ENTRY "ddtree_lay_out"
+enum { DDTREE_LAY_OUT_BLOCK_X = 256, DDTREE_LAY_OUT_BLOCK_Y = 1, DDTREE_LAY_OUT_BLOCK_Z = 1 };
+enum { DDTREE_LAY_OUT_BYTES = 560 };
+typedef struct {
+    ddtree_array2 parents;
+    ddtree_array2 depths;
+    ddtree_array1 counts;
+    ddtree_array1 lengths;
+    ddtree_array2 positions;
+    ddtree_array3 masks;
+    ddtree_array2 first_children;
+    ddtree_array2 next_siblings;
+} ddtree_lay_out_args;
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, parents) == 0);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, depths) == 72);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, counts) == 144);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, lengths) == 200);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, positions) == 256);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, masks) == 328);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, first_children) == 416);
+DDTREE_ASSERT(offsetof(ddtree_lay_out_args, next_siblings) == 488);
+
+static inline void ddtree_lay_out_grid(const ddtree_lay_out_args *a, unsigned grid[3]) {
+    grid[0] = (unsigned)(a->parents.shape[0]);
+    grid[1] = (unsigned)(ddtree_cdiv(a->parents.shape[1], 128) + 1);
+    grid[2] = (unsigned)(1);
+    (void)a;
+}
+
+static inline unsigned ddtree_lay_out_shared(const ddtree_lay_out_args *a) {
+    (void)a;
+    return (unsigned)(768 * a->masks.shape[2]);
 }
 
 #endif

@@ -156,6 +156,8 @@ static int build_case(CUfunction function, const kdtr_file &file, const std::str
     args.top_token_ids = ddtree_make_array3(ids.device, 8, 1, L, K);
     args.budgets = ddtree_make_array1(budgets.device, 4, 1);
     args.root_tokens = ddtree_make_array1(roots.device, 8, 1);
+    args.max_depths = args.chain_lengths = ddtree_make_array1(0, 4, 0); /* no limits */
+    args.min_log_probs = args.costs = ddtree_make_array1(0, 8, 0);
     args.tokens = ddtree_make_array2(out_tokens.device, 8, 1, N);
     args.parents = ddtree_make_array2(out_parents.device, 4, 1, N);
     args.depths = ddtree_make_array2(depths.device, 4, 1, N);

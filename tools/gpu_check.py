@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ddtree.bench import spread, write_measurement
-from ddtree.build import build_trees, build_trees_kernel, empty_trees
+from ddtree.build import build_trees, build_trees_kernel
 from ddtree.check import assert_equal
 from ddtree.cuda import Device, GpuDevice, Kernel, LaunchRule, PtxDevice, _compilable, flatten, kernel, link
 from ddtree.cuda import cuda as device_side
@@ -432,40 +432,6 @@ def time_launches(gpu: GpuDevice) -> dict[str, Any]:
     }
 
 
-def time_builder(gpu: GpuDevice) -> list[dict[str, Any]]:
-    """Microseconds of the tree builder on the GPU: a graph of 20 builds, timed by events, divided by 20."""
-    rows = []
-    for requests in (1, 64, 256, 1024):
-        for budget in (64, 128):
-            log_probs = -np.sort(np.random.default_rng(2).random((requests, 15, budget), np.float32), axis=2)
-            ids = np.broadcast_to(np.arange(budget), log_probs.shape).astype(np.int64)
-            others = np.full(requests, budget, np.int32), np.zeros(requests, np.int64)
-            inputs = [gpu.array(x) for x in (log_probs, ids, *others)]
-            trees = empty_trees(requests, budget + 1, gpu)
-            run = build_trees_kernel.prepare(*inputs, *vars(trees).values(), device=gpu)
-            with gpu.graph() as graph:
-                for _ in range(20):
-                    run(graph)
-            rows.append({"requests": requests, "budget": budget, "us": time_graph(graph, 20)})
-    return rows
-
-
-def time_graph(graph: Any, launches: int, repeats: int = 21) -> dict[str, float]:
-    """Microseconds a launch on the GPU, by events around a replay."""
-    core = import_module("cuda.core")
-    device = core.Device()
-    stream = device.default_stream
-    options = core.EventOptions(timing_enabled=True)
-    times = []
-    for _ in range(repeats + 1):
-        start = stream.record(options=options)
-        graph.replay()
-        end = stream.record(options=options)
-        end.sync()
-        times.append((end - start) * 1000 / launches)
-    return spread(times[1:])
-
-
 def failures(results: Any) -> list[str]:
     """Every text in the results that begins with FAILED, and every kernel the sanitizer or the machine misjudged."""
     if isinstance(results, dict):
@@ -496,7 +462,6 @@ def main() -> int:
         "example": lambda: check_example(gpu.arch, options.prebuilt),
         "interop": lambda: check_interop(gpu),
         "launch_us": lambda: time_launches(gpu),
-        "builder_us": lambda: time_builder(gpu),
         "sanitizer": lambda: check_sanitizer(gpu.arch),
     }
     results: dict[str, Any] = {"arch": gpu.arch, "toolchain": read_toolchain(build_trees_kernel.ptx(gpu.arch))}

@@ -7,6 +7,8 @@ tools of compute-sanitizer. It writes one JSON and ends with an error if anythin
 """
 
 import argparse
+import csv
+import json
 import os
 import re
 import shutil
@@ -16,17 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddtree.bench import write_measurement
+from ddtree.bench import VOCABULARY, write_measurement
+from ddtree.bench import draw_logits as bench_logits
 from ddtree.build import Trees, build_trees, build_trees_one_warp_kernel, empty_trees
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuArray, GpuDevice, Kernel
+from ddtree.draft import draft_tree, empty_draft
 from ddtree.kernels import measure_resources
 from ddtree.layout import attention_mask, eagle_tensors, lay_out, lay_out_ref
 from ddtree.topk import merge_top_k, top_k, top_k_ref
@@ -208,49 +211,105 @@ def run_kernels(gpu: GpuDevice) -> None:
         for build in (build_fast, build_slow):
             trees = build(gpu, top, {**batch, "limits": limits if kind == "normal" else {}})
             layout = lay_out(trees, lengths, device=gpu)
-    attention_mask(layout, lengths, capacity=80, device=gpu)
+    for dtype in ("bool", "float32", "float16", "bfloat16"):
+        attention_mask(layout, lengths, capacity=80, dtype=dtype, device=gpu)
     eagle_tensors(trees, layout, lengths, "qlen", device=gpu)
     parts = (slice(0, 320), slice(320, 640))
     halves = [top_k(gpu.array(logits[..., part]), 40, first_id=part.start, device=gpu) for part in parts]
     merge_top_k(*halves, device=gpu)
-    bfloat16 = (draw_logits(rng, "bfloat16", (5, 640)).view(np.uint32) >> 16).astype(np.uint16)
-    top_k(gpu.array(bfloat16), 40, device=gpu)
+    bias, allowed = gpu.array(draw_logits(rng, "normal", (2, 640))), gpu.array(rng.random((2, 640)) < 0.9)
+    warm = gpu.array(np.array([0.5, 2], np.float32))
+    top_k(gpu.array(logits), 40, temperature=warm, bias=bias, allowed=allowed, device=gpu)
+    top_k(gpu.array(logits[..., :637].copy()), 40, device=gpu)
+    top_k(gpu.array((logits.view(np.uint32) >> 16).astype(np.uint16)), 40, device=gpu)
+    top_k(gpu.array(logits.astype(np.float16)), 300, device=gpu)
     costs, out = gpu.array(1 + 0.01 * np.arange(41.0)), empty_trees(2, 41, gpu)
     build_trees(top.log_probs, top.ids, gpu.array(budgets), gpu.array(roots), costs=costs, out=out, device=gpu)
     gpu.synchronize()
 
 
-def sanitize(folder: Path, tool: str) -> dict[str, Any]:
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+def start_tool(folder: Path, tool: str) -> subprocess.Popen[str]:
     """`run_kernels` in a process of its own under one of compute-sanitizer's tools; kernels come from the folder."""
     command = ["compute-sanitizer", "--tool", tool, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
-    command += [sys.executable, "-m", "tools.gpu_draft", "--run", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240)
-    text = run.stdout + run.stderr
-    clean = bool(re.search(r"ERROR SUMMARY: 0 errors|0 hazards displayed", text)) and run.returncode == 0
-    return {"clean": clean, "says": [line for line in text.splitlines() if "=====" in line][-3:]}
+    command += [sys.executable, "-W", "ignore", "-m", "tools.gpu_draft", "--run", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
-def check_sanitizer() -> dict[str, Any]:
-    """All kernels of `run_kernels` under four tools, and what the linker says of each."""
+def read_tools(running: dict[str, subprocess.Popen[str]]) -> dict[str, Any]:
+    """What each tool says; raises AssertionError unless all are clean."""
+    found = {}
+    for tool, process in running.items():
+        text = process.communicate()[0]
+        clean = bool(re.search(r"ERROR SUMMARY: 0 errors|0 hazards displayed", text)) and process.returncode == 0
+        found[tool] = {"clean": clean, "says": [line for line in text.splitlines() if "=====" in line][-3:]}
+        if not clean:
+            print(text[-3000:], flush=True)
+    if dirty := [tool for tool, result in found.items() if not result["clean"]]:
+        raise AssertionError(f"{', '.join(dirty)}: {[found[tool]['says'] for tool in dirty]}")
+    return found
+
+
+def check_kernels(folder: Path) -> dict[str, Any]:
+    """What the linker says of each kernel of `run_kernels`; their PTX goes to the folder. None may spill."""
     gpu = GpuDevice()
     run_kernels(gpu)
-    seen = list(gpu._kernels)
-    resources = {kernel.name: measure_resources(kernel.ptx(gpu.arch), gpu.arch) for kernel in seen}
-    spills = [name for name, found in resources.items() if found["spill_bytes"]]
-    if spills:
+    for kernel in gpu._kernels:
+        Path(folder, f"{kernel.name}.ptx").write_text(kernel.ptx(gpu.arch), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tools.gpu_draft",
+        "--resources",
+        str(folder),
+    ]  # a first link has a log
+    resources: dict[str, Any] = json.loads(
+        subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    )
+    if unread := [name for name, found in resources.items() if not found["registers"]]:
+        raise AssertionError(f"{', '.join(unread)}: the linker's log names no registers")
+    if spills := [name for name, found in resources.items() if found["spill_bytes"]]:
         raise AssertionError(f"{', '.join(spills)} spill registers")
-    if not shutil.which("compute-sanitizer"):
-        return {"kernels": resources, "skipped": "compute-sanitizer is not on the PATH"}
-    with tempfile.TemporaryDirectory() as scratch:
-        for kernel in seen:
-            Path(scratch, f"{kernel.name}.ptx").write_text(kernel.ptx(gpu.arch), encoding="utf-8")
-        tools = ("memcheck", "racecheck", "initcheck", "synccheck")
-        with ProcessPoolExecutor(4) as pool:
-            found = dict(zip(tools, pool.map(partial(sanitize, Path(scratch)), tools), strict=True))
-    dirty = [tool for tool, result in found.items() if not result["clean"]]
-    if dirty:
-        raise AssertionError(f"compute-sanitizer: {[found[tool] for tool in dirty]}")
-    return {"kernels": resources, **found}
+    return resources
+
+
+METRICS = {
+    "gpu__time_duration.sum": "ns",
+    "smsp__inst_executed.sum": "warp_instructions",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue_active_percent",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_percent",
+    "dram__bytes_read.sum": "dram_bytes_read",
+}
+
+
+def run_draft() -> None:
+    """One whole step for one request in float32 and for 64 in bfloat16."""
+    gpu = GpuDevice()
+    for shape, dtype in (((15, VOCABULARY), "float32"), ((64, 15, VOCABULARY), "bfloat16")):
+        logits, out = bench_logits(shape, dtype), empty_draft(shape, 65, gpu)
+        draft_tree(gpu.array(logits), 64, out=out, device=gpu)
+        gpu.synchronize()
+
+
+def read_counters(folder: Path) -> list[dict[str, Any]]:
+    """The GPU's counters of `run_draft`'s kernels, by ncu."""
+    command = ["ncu", "--clock-control", "none", "--csv", "--print-units", "base", "--metrics", ",".join(METRICS)]
+    command += [sys.executable, "-W", "ignore", "-m", "tools.gpu_draft", "--draft", "--texts", str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
+    if not lines:
+        raise AssertionError(f"ncu: {run.stdout[-500:]}{run.stderr[-500:]}")
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in csv.DictReader(lines):
+        row = rows.setdefault(
+            entry["ID"], {"kernel": entry["Kernel Name"].removeprefix("ddtree_"), "grid": entry["Grid Size"]}
+        )
+        row[METRICS[entry["Metric Name"]]] = float(entry["Metric Value"].replace(",", ""))
+    return list(rows.values())
 
 
 def use_texts(folder: Path) -> None:
@@ -269,6 +328,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--requests", type=int, default=10_000, help="how many requests to draw")
     parser.add_argument("--texts", type=Path, help="a folder of PTX built elsewhere, to use by kernel name")
+    parser.add_argument("--resources", type=Path, metavar="FOLDER", help="only print what the linker says of its PTX")
+    parser.add_argument("--draft", action="store_true", help="only run two whole steps: under ncu")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="only run the kernels once: under compute-sanitizer")
     options = parser.parse_args()
     if options.texts or options.run:
@@ -276,21 +337,52 @@ def main() -> int:
     if options.run:
         run_kernels(PlainDevice())
         return 0
-    sections: dict[str, Callable[[], dict[str, Any]]] = {
-        "generated": lambda: check_generated(GpuDevice(), options.requests),
-        "sanitizer": check_sanitizer,
+    if options.draft:
+        run_draft()
+        return 0
+    if options.resources:
+        arch, texts = GpuDevice().arch, sorted(options.resources.glob("*.ptx"))
+        print(json.dumps({path.stem: measure_resources(path.read_text(encoding="utf-8"), arch) for path in texts}))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        command = f"python -m tools.gpu_draft{' --texts texts' if options.texts else ''} --requests {options.requests}"
+        return check_all(Path(scratch), options.requests, options.out, command)
+
+
+def check_all(folder: Path, requests: int, out: Path | None, command: str) -> int:
+    """Every section in turn, written to `out` after each; compute-sanitizer runs beside the generated requests."""
+    running: dict[str, subprocess.Popen[str]] = {}
+
+    def generate() -> dict[str, Any]:
+        if shutil.which("compute-sanitizer"):
+            running.update({tool: start_tool(folder, tool) for tool in TOOLS})
+        return check_generated(GpuDevice(), requests)
+
+    sections: dict[str, Callable[[], Any]] = {
+        "kernels": lambda: check_kernels(folder),
+        "generated": generate,
+        "sanitizer": lambda: read_tools(running) or "not on the PATH",
+        "counters": lambda: read_counters(folder) if shutil.which("ncu") else "ncu is not on the PATH",
     }
     results: dict[str, Any] = {}
     for name, section in sections.items():
         start = time.perf_counter()
         try:
             results[name] = section()
-        except (AssertionError, RuntimeError, ValueError, TypeError, OSError, subprocess.SubprocessError) as error:
+        except (
+            AssertionError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:
             results[name] = f"FAILED: {type(error).__name__}: {error}"
         print(f"== {name} ({time.perf_counter() - start:.1f} s)\n{results[name]}", flush=True)
-        if options.out:
-            write_measurement(options.out, f"python -m tools.gpu_draft --requests {options.requests}", results)
-    return 1 if any(isinstance(result, str) for result in results.values()) else 0
+        if out:
+            write_measurement(out, command, results)
+    return 1 if any(isinstance(result, str) and "FAILED" in result for result in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ written.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +15,22 @@ from typing import Annotated, Any
 import numpy as np
 
 from ddtree import numerics
-from ddtree.bench import spread, write_measurement
+from ddtree.bench import time_graph, time_torch, write_measurement
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuDevice, Kernel, cuda, kernel
 from ddtree.kdtr import load
-from ddtree.topk import _FORMATS, TopK, _group_kernel, _row_step, _words, empty_top_k, merge_top_k, top_k, top_k_ref
-from tools.gpu_check import time_graph
+from ddtree.topk import (
+    _FORMATS,
+    TopK,
+    _chunks,
+    _row_step,
+    _words,
+    empty_top_k,
+    make_group_kernel,
+    merge_top_k,
+    top_k,
+    top_k_ref,
+)
 
 ROOT = Path(__file__).parent.parent
 VOCABULARY = 151936
@@ -76,10 +85,10 @@ def compare(gpu: GpuDevice, name: str, logits: np.ndarray, k: int, there: Any = 
 
 def check_bfloat16(gpu: GpuDevice, there: Any) -> list[str]:
     """bfloat16 with three axes, and the same rows in a batch."""
-    rounded = there.bfloat16().reshape(3, 5, VOCABULARY)
-    expected = top_k_ref(rounded.float().cpu().numpy().reshape(15, VOCABULARY), 64)
-    checked = [same(gpu, top_k(rounded, 64, device=gpu), expected, f"bfloat16 [3, 5, {VOCABULARY}] k 64")]
-    many = rounded.reshape(1, 15, VOCABULARY).expand(16, 15, VOCABULARY).contiguous()
+    rounded = there.bfloat16().reshape(3, 2, VOCABULARY)
+    expected = top_k_ref(rounded.float().cpu().numpy().reshape(6, VOCABULARY), 64)
+    checked = [same(gpu, top_k(rounded, 64, device=gpu), expected, f"bfloat16 [3, 2, {VOCABULARY}] k 64")]
+    many = rounded.reshape(1, 6, VOCABULARY).expand(16, 6, VOCABULARY).contiguous()
     result = top_k(many, 64, device=gpu)
     for field in ("ids", "log_probs", "state"):
         value = getattr(expected, field)
@@ -121,13 +130,16 @@ def check_shards(gpu: GpuDevice, logits: np.ndarray, there: Any) -> list[str]:
 
 
 def check_adjusted(gpu: GpuDevice, logits: np.ndarray, rng: np.random.Generator) -> list[str]:
-    """Three requests, each with its inverse temperature and its bias."""
+    """Three requests, each with its inverse temperature, its bias and its mask."""
     bias = rng.standard_normal((3, VOCABULARY)).astype(np.float32)
     scales = np.array([0.5, 1.1, 2], np.float32)
-    requests = logits.reshape(3, 5, VOCABULARY)
-    adjusted = ((requests * scales[:, None, None]) + bias[:, None]).reshape(15, VOCABULARY)
-    got = top_k(gpu.array(requests), 64, temperature=gpu.array(scales), bias=gpu.array(bias), device=gpu)
-    return [same(gpu, got, top_k_ref(adjusted, 64), "temperature and bias")]
+    allowed = rng.random((3, VOCABULARY)) < 0.1
+    requests = logits.reshape(3, 2, VOCABULARY)
+    adjusted = np.where(allowed[:, None], requests * scales[:, None, None] + bias[:, None], np.float32(-np.inf))
+    options = {"temperature": gpu.array(scales), "bias": gpu.array(bias)}
+    mask = import_module("torch").from_numpy(allowed).cuda()
+    got = top_k(gpu.array(requests), 64, **options, allowed=mask, device=gpu)
+    return [same(gpu, got, top_k_ref(adjusted.reshape(6, VOCABULARY), 64), "temperature, bias and mask")]
 
 
 def check_refused(gpu: GpuDevice, logits: np.ndarray) -> list[str]:
@@ -148,10 +160,10 @@ def check_recorded(gpu: GpuDevice) -> list[str]:
 
 def check_top_k(gpu: GpuDevice, rng: np.random.Generator) -> list[str]:
     """top_k and merge_top_k against the reference, from torch tensors and from arrays of the device."""
-    logits = (rng.standard_normal((15, VOCABULARY)) * 4).astype(np.float32)
+    logits = (rng.standard_normal((6, VOCABULARY)) * 4).astype(np.float32)
     there = import_module("torch").from_numpy(logits).cuda()
     return [
-        *(compare(gpu, f"float32 [15, {VOCABULARY}] k {k}", logits, k, there) for k in (1, 64, 1024)),
+        *(compare(gpu, f"float32 [6, {VOCABULARY}] k {k}", logits, k, there) for k in (1, 64, 256, 1024)),
         *check_bfloat16(gpu, there),
         *check_shapes(gpu, logits, there),
         *check_values(gpu, logits, rng),
@@ -174,46 +186,23 @@ def time_first_kernel(gpu: GpuDevice, inputs: list[Any], out: TopK) -> dict[str,
     """Microseconds of the kernel that reads all logits."""
     view = gpu._view("x", inputs[0])
     step, size = _row_step(view, inputs[0]), view.dtype.itemsize
-    run = _group_kernel(_FORMATS[view.dtype.name], "wide")
-    scales, bias = gpu.array(np.ones(1, np.float32)), gpu.empty((1, 0), np.float32)
-    common = step // size, view.shape[-1], scales, bias, int(np.prod(view.shape[:-1]))
-    words = [_words(gpu._view("x", logits), step, 8) for logits in inputs]
+    run = make_group_kernel(_FORMATS[view.dtype.name], "wide")
     assert out.work is not None
+    edits = gpu.array(np.ones(1, np.float32)), gpu.empty((1, 0), np.float32), gpu.empty((1, 0), np.uint8)
+    cut = _chunks(out.work[0].shape[1], out.work[1].shape[1])
+    common = step // size, view.shape[-1], *edits, int(np.prod(view.shape[:-1])), *cut
+    words = [_words(gpu._view("x", logits), step, 8) for logits in inputs]
     with gpu.graph() as graph:
         for logits in words:
             run(logits, *common, *out.work, stream=graph, device=gpu)
     return time_graph(graph, len(inputs))
 
 
-def time_torch(call: Callable[[Any], Any], inputs: list[Any], repeats: int = 21) -> dict[str, float]:
-    """Microseconds of one call of torch, captured and replayed likewise."""
-    torch = import_module("torch")
-
-    def run() -> list[Any]:
-        return [call(logits) for logits in inputs]
-
-    with torch.cuda.stream(torch.cuda.Stream()):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(repeats + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(inputs))
-    return spread(times[1:])
-
-
 def bench(gpu: GpuDevice, name: str, inputs: list[Any]) -> list[dict[str, Any]]:
     """One row a measurement: top_k, its first kernel, and torch's functions."""
     torch = import_module("torch")
     us = {}
-    for k in (64, 256, 1024):
+    for k in (16, 64, 256, 1024):
         out = empty_top_k(tuple(inputs[0].shape), k, gpu)
         us[f"top_k, k = {k}"] = time_top_k(gpu, inputs, k, out)
         if k == 64:
