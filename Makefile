@@ -5,6 +5,9 @@ BIN := .venv/bin
 MODEL := fixtures/pycode_qwen3
 SMOLLM2 := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
+# Compiled kernels are kept there, under a hash of all they depend on.
+export DDTREE_CACHE := $(CURDIR)/build/ptx
+
 .PHONY: demo model test lab book clean
 .DELETE_ON_ERROR:
 

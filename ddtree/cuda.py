@@ -11,6 +11,8 @@ __all__ = ['cuda', 'max_or_nan', 'DeviceFunction', 'device_function', 'Instructi
 # %% ../notebooks/06_cuda.ipynb #06-cuda-003
 import ast
 import ctypes
+import hashlib
+import inspect
 import os
 import re
 import sys
@@ -22,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
+from importlib.metadata import distributions
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -249,6 +252,75 @@ def _source(file: str) -> str:
         return "notebook cell"
     return f"{folder}/{name}" if folder == "ddtree" else name
 
+# %% ../notebooks/06_cuda.ipynb #eb0eeefd
+_KNOWN = (bool, int, float, str, type(None), np.generic, np.dtype, Instruction)
+
+
+def _describe(function: Callable[..., Any]) -> list[str] | None:
+    """The sources and constants that the PTX of a function depends on; None if some value cannot be described."""
+    found, waiting, seen = list[str](), [function], set[int]()
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        code, known = function.__code__, inspect.getclosurevars(function)
+        found.append(f"{_source(code.co_filename)}:{code.co_firstlineno}\n{inspect.getsource(function)}")
+        for name, value in sorted({**known.globals, **known.nonlocals}.items()):
+            if isinstance(value, DeviceFunction):
+                waiting.append(value.function)
+            elif isinstance(value, type | types.ModuleType):
+                found.append(f"{name}: {value.__name__}")
+            elif value is not cuda and not _is_known(value):
+                return None
+            else:
+                found.append(f"{name} = {value!r}" if value is not cuda else name)
+    return found
+
+
+def _is_known(value: Any) -> bool:
+    """Whether the `repr` of a value says all of it."""
+    return isinstance(value, _KNOWN) or (isinstance(value, tuple) and all(map(_is_known, value)))
+
+# %% ../notebooks/06_cuda.ipynb #31b66ef2
+@cache
+def _compilers() -> str:
+    """The versions of what compiles, and how this module calls it."""
+    names = ("numba", "llvmlite", "nvidia", "cuda", "ddtree")
+    versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
+    parts = (_compile, _compilable, _lower, _intrinsic, _numba_type, _canonical)
+    sources = "".join(inspect.getsource(part) for part in parts)
+    return f"{sys.version_info[:2]} {sorted(versions.items())} {_PTX_VERSIONS} {sources}"
+
+
+def _kept_file(function: Callable[..., Any], more: list[str]) -> Path | None:
+    """Where the PTX of a function is kept; None without DDTREE_CACHE, or if what it depends on is not known."""
+    folder = os.environ.get("DDTREE_CACHE", "")
+    try:
+        described = _describe(function) if folder else None
+    except (OSError, TypeError):  # a function typed at a prompt has no source
+        return None
+    if described is None:
+        return None
+    key = hashlib.sha256("\0".join([_compilers(), *more, *described]).encode()).hexdigest()
+    return Path(folder, f"{function.__name__}-{key[:24]}.ptx")
+
+
+def _read_kept(path: Path | None) -> str | None:
+    """The text in the file; None if there is none or it is not whole."""
+    if path is None or not path.is_file():
+        return None
+    digest, _, text = path.read_bytes().decode("utf-8", "replace").partition("\n")
+    return text if digest == "// " + hashlib.sha256(text.encode()).hexdigest() else None
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write the text, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
+    scratch.replace(path)
+
 # %% ../notebooks/06_cuda.ipynb #06-cuda-031
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up."""
@@ -385,15 +457,24 @@ class Kernel:
     def ptx(self, arch: str = "sm_120") -> str:
         """The PTX for an architecture, compiled on first use: the same text on every machine with the same compiler.
 
+        If the environment variable DDTREE_CACHE names a folder, the text is kept there for later processes.
         Raises ValueError for an architecture that the compiler does not know and for arithmetic on float16, ImportError
         when the `gpu` extra is missing, and numba's errors for a function it cannot compile.
         """
         if arch not in self._texts:
             check_arch(arch)
-            text = _compile(self.function, self.parameters, arch)
-            _check_defined(text, self.name)
-            self._texts[arch] = _canonical(text, self.entry, arch)
+            kept = _kept_file(self.function, [self.entry, arch, repr(self.parameters)])
+            text = _read_kept(kept)
+            self._texts[arch] = text or self._compile(arch)
+            if kept and not text:
+                _keep(kept, self._texts[arch])
         return self._texts[arch]
+
+    def _compile(self, arch: str) -> str:
+        """The canonical PTX, compiled anew."""
+        text = _compile(self.function, self.parameters, arch)
+        _check_defined(text, self.name)
+        return _canonical(text, self.entry, arch)
 
     def prepare(self, *args: Any, device: "Device | None" = None) -> "Launch":
         """Check the arguments and make everything ready; the `Launch` can be run again and again without checks.

@@ -327,6 +327,35 @@ def test_functions_and_closures_reach_the_kernel(device):
 # Launching on the PTX machine
 
 
+def make_shift(amount: float) -> Kernel:
+    @kernel("E1", block=32, grid="1")
+    def shift_kernel(x: In, out: Out) -> None:
+        i = cuda.threadIdx.x
+        out[i] = x[i] + np.float32(amount)
+
+    return shift_kernel
+
+
+def test_a_compiled_kernel_is_kept_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "new"))
+    text = make_shift(2.0).ptx()
+    (kept,) = (tmp_path / "new").iterdir()
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: "compiled again")
+    assert make_shift(2.0).ptx() == text
+    assert make_shift(3.0).ptx() == "compiled again" and len(list((tmp_path / "new").iterdir())) == 2
+    assert make_shift(2.0).ptx("sm_90") == "compiled again"
+    kept.write_bytes(kept.read_bytes()[:-20])
+    assert make_shift(2.0).ptx() == "compiled again"
+    assert make_shift([2.0]).ptx("sm_90") == "compiled again" and len(list((tmp_path / "new").iterdir())) == 3
+    monkeypatch.setenv("DDTREE_CACHE", "")
+    assert make_shift(4.0).ptx() == "compiled again" and len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_what_a_kernel_reaches_is_part_of_its_description():
+    described = "\n".join(cuda_module._describe(instructions_kernel.function))
+    assert "redux.sync.min.u32" in described and "max.NaN.f32" in described and "def instructions_kernel" in described
+
+
 least_of_warp = Instruction("redux.sync.min.u32 $0, $1, 0xffffffff;", "uint32", ("uint32",))
 
 
