@@ -825,7 +825,7 @@ def _a_request(values: Any, name: str, requests: int, dtype: str, device: Device
         raise ValueError(
             f"build_trees: {name} has shape {list(array.shape)}; it takes one number or {requests} of them"
         )
-    return device.take(np.full(requests, array, kind) if array.ndim == 0 else array.astype(kind))
+    return device.take(np.full(requests, array, kind) if array.ndim == 0 else array.astype(kind, copy=False))
 
 
 def _shared(run: Kernel, places: int) -> int:

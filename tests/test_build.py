@@ -203,6 +203,17 @@ def test_a_request_does_not_depend_on_the_others():
         assert_same(together.tree(request), alone[request].tree(0))
 
 
+def test_a_recorded_build_reads_what_its_arrays_hold_at_replay():
+    log_probs, ids = rows("001")
+    budgets, roots, out = np.array([3], np.int32), np.array([7]), empty_trees(1, 41, FAST)
+    with FAST.graph() as graph:
+        build_trees(log_probs, ids, budgets, roots, out=out, stream=graph, device=FAST)
+    for budget in (40, 9):
+        budgets[0], roots[0] = budget, budget
+        graph.replay()
+        assert_same(out.tree(0), build_tree(log_probs[0], ids[0], budget, budget))
+
+
 def test_places_beyond_a_tree_hold_the_documented_values():
     trees = build_trees(*rows("014"), 30, 5, device=WATCHED)
     count = int(trees.counts[0])
