@@ -147,20 +147,24 @@ def worthwhile_size(tree: DraftTree, costs: ArrayLike, chain_length: int = 0) ->
     costs: (M,) float64 above 0, costs[b] that of a round with b nodes besides the root; M is at least the tree's size.
     chain_length: so many first nodes stay in any case. `DraftTree.cut` makes the smaller tree. Raises ValueError.
     """
-    cost = _checked_costs(costs, len(tree))
-    probabilities = exp(tree.scores.astype(np.float32)).astype(np.float64) * ONE
+    cost = _checked_costs(costs, len(tree), "worthwhile_size")
+    if isinstance(chain_length, bool) or not isinstance(chain_length, int | np.integer) or chain_length < 0:
+        raise ValueError(f"worthwhile_size: chain_length is {chain_length!r}; it takes an integer of at least 0")
+    with np.errstate(over="ignore"):
+        probabilities = exp(tree.scores.astype(np.float32)).astype(np.float64) * ONE
     gain = np.cumsum(probabilities.astype(np.int64)).astype(np.float64) / cost[: len(tree)]
     stops = np.flatnonzero(~(gain[1:] > gain[:-1])) + 1
     return int(next((stop for stop in stops if stop > chain_length), len(tree)))
 
 
-def _checked_costs(costs: ArrayLike, size: int) -> NDArray[np.float64]:
-    """The costs as float64."""
-    cost = np.asarray(costs, np.float64)
+def _checked_costs(costs: ArrayLike, size: int, caller: str) -> NDArray[np.float64]:
+    """The costs as float64; raises ValueError in the caller's name."""
+    given = np.asarray(costs)
+    cost = given.astype(np.float64) if given.dtype.kind in "iuf" else np.zeros(0)
     if cost.ndim != 1 or len(cost) < size or not ((cost > 0) & np.isfinite(cost)).all():
         raise ValueError(
-            f"costs has shape {list(cost.shape)}; it takes a finite number above 0 for 0, 1, 2 ... nodes "
-            f"besides the root, here {size} or more"
+            f"{caller}: costs has dtype {given.dtype} and shape {list(given.shape)}; it takes finite numbers above 0, "
+            f"for 0, 1, 2 ... nodes besides the root, here {size} or more"
         )
     return cost
 
@@ -796,7 +800,9 @@ class Trees:
 
 
 def empty_trees(requests: int, places: int, device: Device | None = None) -> Trees:
-    """`Trees` on the device with nothing written; for `build_trees(out=...)`."""
+    """`Trees` on the device with nothing written, at least one place each, the root's; for `build_trees(out=...)`."""
+    if places < 1:
+        raise ValueError(f"empty_trees: places is {places}; a tree has at least one, its root's")
     device = device or current_device()
     dtypes = (np.int64, np.int32, np.int32, np.float64, np.int32)
     fields = [device.empty((requests, places), dtype) for dtype in dtypes]
@@ -814,6 +820,8 @@ def _a_request(values: Any, name: str, requests: int, dtype: str, device: Device
     if values is None:
         return _nothing(device, dtype)
     if device.is_here(values) and not isinstance(values, np.ndarray):
+        if tuple(values.shape) != (requests,):
+            raise ValueError(f"build_trees: {name} has shape {list(values.shape)}; on the device it takes [{requests}]")
         return values
     array, kind = np.asarray(values), np.dtype(dtype)
     if kind.kind == "f":
@@ -825,7 +833,7 @@ def _a_request(values: Any, name: str, requests: int, dtype: str, device: Device
         raise ValueError(
             f"build_trees: {name} has shape {list(array.shape)}; it takes one number or {requests} of them"
         )
-    return device.take(np.full(requests, array, kind) if array.ndim == 0 else array.astype(kind, copy=False))
+    return device.take(np.full(requests, array, kind) if array.ndim == 0 else np.ascontiguousarray(array, kind))
 
 
 def _shared(run: Kernel, places: int) -> int:
@@ -873,8 +881,10 @@ def build_trees(
     limits of `build_tree`. Each is one number for all or one a request, on a GPU (R,) int32, int64, int32, float64,
     int32. costs: stop each tree at its `worthwhile_size`; (N or more,) float64. From numpy arrays come numpy arrays.
     Arrays on a GPU are not copied and the trees stay there, where a negative count marks a refused request. out: where
-    to put the trees, (R, N) with N above every budget; needed for a graph, and when budgets are on a GPU; then every
-    other argument must be on the GPU too, or None. stream: see `ddtree.cuda.Launch`; with one, nothing is read back.
+    to put the trees, (R, N): a larger budget fills the N places; needed for a graph, and when budgets are on a GPU;
+    then every other argument must be there too, or None. stream: see `ddtree.cuda.Launch`; with one, nothing is read
+    back. Beyond 64 positions, and for trees whose pool a block's shared memory does not hold (56 N + 15520 bytes: about
+    1,530 nodes on sm_120, 3,870 on sm_90), the slower kernel of one warp is used; see `choose_kernel`.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a row that is refused: with a NaN, a
     value above 0 or out of order.
     """
@@ -886,7 +896,11 @@ def build_trees(
     trees = out or empty_trees(requests, _places(budgets, device), device)
     places = int(trees.tokens.shape[1])
     if costs is not None and not hasattr(costs, "__cuda_array_interface__"):
-        costs = device.take(_checked_costs(costs, places))
+        costs = device.take(_checked_costs(costs, places, "build_trees"))
+    if costs is not None and (len(costs.shape) != 1 or costs.shape[0] < places):
+        raise ValueError(
+            f"build_trees: costs has shape {list(costs.shape)}; it takes one number for each of {places} sizes"
+        )
     choose_kernel(positions, places, device)(
         device.take(top_log_probs),
         device.take(top_token_ids),

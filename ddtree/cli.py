@@ -65,7 +65,7 @@ def said_plainly() -> Iterator[None]:
     except BrokenPipeError:  # the reader of standard output has gone, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None
-    except (CheckpointError, TypeError, ValueError, OSError, ImportError) as error:
+    except (CheckpointError, TypeError, ValueError, OSError, ImportError, RuntimeError) as error:
         say(f"ddtree: {error}", style="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -386,6 +386,8 @@ def bench_tree_command(
 ) -> None:
     """Time logits to tree on a GPU, whole and by kernel, beside torch and a heap; without a GPU, count a small one."""
     with said_plainly():
+        if output is not None and not output.parent.is_dir():
+            raise ValueError(f"--out {output}: there is no folder {output.parent}")
         results = bench_tree(None if as_json else print)
         if output is not None:
             results = write_measurement(output, shlex.join(["ddtree", *sys.argv[1:]]), results)

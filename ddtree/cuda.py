@@ -12,11 +12,11 @@ __all__ = ['cuda', 'max_or_nan', 'DeviceFunction', 'device_function', 'Instructi
 import ast
 import ctypes
 import hashlib
-import inspect
 import os
 import re
 import sys
 import types
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -70,12 +70,20 @@ class Instruction:
     """A PTX instruction that kernels call like a function, for those that numba has no name for.
 
     text: PTX; $0 is the result, $1, $2 and $3 are the arguments. result, arguments: their dtypes, one to three
-    arguments of 32 or 64 bits. Threads that run one with `.sync` together in the source do so in the PTX.
+    arguments of 32 or 64 bits. Threads that run one with `.sync` together in the source do so in the PTX; any other one
+    must only compute, because the compiler leaves out or joins those whose results it does not need. Raises ValueError.
     """
 
     text: str
     result: str
     arguments: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.arguments) <= 3 or not {self.result, *self.arguments} <= set(_REGISTERS):
+            raise ValueError(
+                f"{self.text!r} has the result {self.result} and the arguments {self.arguments}; an instruction has "
+                f"one to three arguments, and all are of {', '.join(_REGISTERS)}"
+            )
 
     def __call__(self, *args: Any) -> Any:
         """Raises TypeError: it has no meaning in Python."""
@@ -254,56 +262,68 @@ def _source(file: str) -> str:
 
 # %% ../notebooks/06_cuda.ipynb #eb0eeefd
 _KNOWN = (bool, int, float, str, type(None), np.generic, np.dtype, Instruction)
+_MODULES = ("math", "numpy")  # what kernels take from them does not change
 
 
-def _describe(function: Callable[..., Any]) -> list[str] | None:
-    """The sources and constants that the PTX of a function depends on; None if some value cannot be described."""
-    found, waiting, seen = list[str](), [function], set[int]()
-    while waiting:
-        function = waiting.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        code, known = function.__code__, inspect.getclosurevars(function)
-        found.append(f"{_source(code.co_filename)}:{code.co_firstlineno}\n{inspect.getsource(function)}")
-        for name, value in sorted({**known.globals, **known.nonlocals}.items()):
-            if isinstance(value, DeviceFunction):
-                waiting.append(value.function)
-            elif isinstance(value, type | types.ModuleType):
-                found.append(f"{name}: {value.__name__}")
-            elif value is not cuda and not _is_known(value):
-                return None
-            else:
-                found.append(f"{name} = {value!r}" if value is not cuda else name)
-    return found
+def _describe(function: Callable[..., Any]) -> str | None:
+    """A text that differs wherever the PTX of two functions could; None if some value it uses cannot be described."""
+    codes, names = _codes(function.__code__)
+    scope = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    used = {**scope, **{name: cell.cell_contents for name, cell in cells}}
+    used["the defaults"] = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
+    values = {name: _describe_value(value) for name, value in used.items()}
+    return None if None in values.values() else repr((codes, sorted(values.items())))
+
+
+def _codes(code: types.CodeType) -> tuple[Any, set[str]]:
+    """A code object as plain values, with the lines it is on, and the names it and the codes within it use."""
+    inner = [_codes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    constants = [repr(constant) for constant in code.co_consts if not isinstance(constant, types.CodeType)]
+    lines = (_source(code.co_filename), code.co_firstlineno, code.co_linetable.hex())
+    own = (code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars, code.co_name, *lines)
+    return (own, [part for part, _ in inner]), set(code.co_names).union(*(names for _, names in inner))
+
+
+def _describe_value(value: Any) -> str | None:
+    """The same for a value that a function uses."""
+    if value is cuda:
+        return "cuda"
+    if isinstance(value, DeviceFunction):
+        return _describe(value.function)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ if value.__name__ in _MODULES else None
+    if isinstance(value, type):
+        return repr(value) if value.__module__ in ("builtins", "numpy") else None
+    return f"{type(value)} {value!r}" if _is_known(value) else None
 
 
 def _is_known(value: Any) -> bool:
     """Whether the `repr` of a value says all of it."""
-    return isinstance(value, _KNOWN) or (isinstance(value, tuple) and all(map(_is_known, value)))
+    return (
+        type(value) in _KNOWN or isinstance(value, np.generic) or (type(value) is tuple and all(map(_is_known, value)))
+    )
 
 # %% ../notebooks/06_cuda.ipynb #31b66ef2
 @cache
 def _compilers() -> str:
-    """The versions of what compiles, and how this module calls it."""
+    """The versions of what compiles, its settings, and how this module calls it."""
     names = ("numba", "llvmlite", "nvidia", "cuda", "ddtree")
     versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
     parts = (_compile, _compilable, _lower, _intrinsic, _numba_type, _canonical)
-    sources = "".join(inspect.getsource(part) for part in parts)
-    return f"{sys.version_info[:2]} {sorted(versions.items())} {_PTX_VERSIONS} {sources}"
+    calls = [_codes(part.__code__)[0] for part in parts]
+    return repr((sys.version_info[:2], sorted(versions.items()), sorted(settings.items()), _PTX_VERSIONS, calls))
 
 
 def _kept_file(function: Callable[..., Any], more: list[str]) -> Path | None:
     """Where the PTX of a function is kept; None without DDTREE_CACHE, or if what it depends on is not known."""
     folder = os.environ.get("DDTREE_CACHE", "")
-    try:
-        described = _describe(function) if folder else None
-    except (OSError, TypeError):  # a function typed at a prompt has no source
-        return None
+    described = _describe(function) if folder else None
     if described is None:
         return None
-    key = hashlib.sha256("\0".join([_compilers(), *more, *described]).encode()).hexdigest()
-    return Path(folder, f"{function.__name__}-{key[:24]}.ptx")
+    key = hashlib.sha256("\0".join([_compilers(), *more, described]).encode()).hexdigest()
+    return Path(folder).expanduser() / f"{function.__name__}-{key[:24]}.ptx"
 
 
 def _read_kept(path: Path | None) -> str | None:
@@ -315,11 +335,16 @@ def _read_kept(path: Path | None) -> str | None:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write the text, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the text, whole or not at all; warn if it cannot be kept."""
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
-    scratch.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
+        scratch.replace(path)
+    except OSError as error:
+        warnings.warn(
+            f"DDTREE_CACHE: {path.name} is not kept, so it is compiled again next time: {error}", stacklevel=2
+        )
 
 # %% ../notebooks/06_cuda.ipynb #06-cuda-031
 def cdiv(a: int, b: int) -> int:

@@ -209,8 +209,8 @@ def _check_trees(trees: Trees) -> tuple[int, int]:
 def _check_places(places: int, device: Device) -> None:
     """Raise ValueError for trees that the shared memory of a block does not hold."""
     most = device.max_shared // lay_out_kernel.rule.apply({"R": 1, "N": 1, "W": 1})[1] * 32
-    if places > most:
-        raise ValueError(f"lay_out: the trees have {places} places; a block on {device.arch} holds at most {most}")
+    if not 1 <= places <= most:
+        raise ValueError(f"lay_out: the trees have {places} places; a block on {device.arch} holds 1 and at most {most}")
 
 
 def _check_words(layout: TreeLayout) -> TreeLayout:
@@ -222,7 +222,9 @@ def _check_words(layout: TreeLayout) -> TreeLayout:
 
 # %% ../notebooks/13_layout.ipynb #13-layout-041
 def empty_layout(requests: int, places: int, device: Device | None = None) -> TreeLayout:
-    """`TreeLayout` on the device with nothing written; for `lay_out(out=...)`."""
+    """`TreeLayout` on the device with nothing written, at least one place each; for `lay_out(out=...)`."""
+    if places < 1:
+        raise ValueError(f"empty_layout: places is {places}; a tree has at least one, its root's")
     device = device or current_device()
     positions, masks = (requests, places), (requests, places, cdiv(places, 32))
     links = [device.empty(positions, np.int32) for _ in range(2)]

@@ -44,6 +44,7 @@ from ddtree.numerics import (
     add64,
     add_exp,
     bits_of,
+    div,
     div64,
     exponent_of,
     float_of,
@@ -191,7 +192,7 @@ def decode_bfloat16(bits: Any) -> Any:
 def decode_float16(bits: Any) -> Any:
     """The float16 in the low 16 bits: its exponent is moved by a product with 2**112, exact for subnormal ones too."""
     size = (bits & 0x7FFF) << 13
-    special = select(size >= 0x0F800000, 0x70000000, 0)  # infinity and NaN
+    special = select(size >= 0x0F800000, 0x38000000, 0)  # infinity and NaN
     return float_of(bits_of(mul(float_of(size), float_of(0x77800000))) | special | ((bits & 0x8000) << 16))
 
 
@@ -212,10 +213,11 @@ UPPER = {"float32": decode_float32, "bfloat16": upper_bfloat16, "float16": upper
 
 # %% ../notebooks/11_topk.ipynb #11-topk-032
 @device_function
-def adjust(x: Any, request: Any, id: Any, scales: Any, bias: Any, allowed: Any) -> Any:
-    """A logit after temperature, bias and mask: x · scale, rounded, plus bias, rounded; -inf where it is not allowed.
-    Each can be missing: by the scale 1, by a bias or a mask without columns."""
-    x = mul(x, scales[request])
+def adjust(x: Any, request: Any, id: Any, temperatures: Any, bias: Any, allowed: Any) -> Any:
+    """A logit after temperature, bias and mask: x times the rounded inverse of the temperature, rounded, plus bias,
+    rounded; -inf where it is not allowed. Each can be missing: by the temperature 1, by a bias or a mask that has no
+    columns."""
+    x = mul(x, div(np.float32(1), temperatures[request]))
     x = add(x, bias[request, id]) if bias.shape[1] else x
     return x if allowed.shape[1] == 0 or allowed[request, id] else LOWEST
 
@@ -359,7 +361,7 @@ def make_group_kernel(dtype: str, way: str) -> Kernel:
         data: Annotated[Any, f"const {element}[M]"],
         row_step: Annotated[Any, "int64"],
         vocabulary: Annotated[Any, "int32"],
-        scales: Annotated[Any, "const float32[B]"],
+        temperatures: Annotated[Any, "const float32[B]"],
         bias: Annotated[Any, "const float32[B, W]"],
         allowed: Annotated[Any, "const uint8[B, A]"],
         rows_a_request: Annotated[Any, "int32"],
@@ -370,7 +372,7 @@ def make_group_kernel(dtype: str, way: str) -> Kernel:
     ) -> None:
         """A block takes a chunk of `each` groups of a row, 128 at a time; each of its four warps writes a state."""
         row, chunk, lane = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-        start, request, edits = np.int64(row) * row_step, row // rows_a_request, (scales, bias, allowed)
+        start, request, edits = np.int64(row) * row_step, row // rows_a_request, (temperatures, bias, allowed)
         group = np.int32(chunk * each + lane)
         end = min(np.int32(maxima.shape[1]), np.int32(chunk * each + each))
         base, bad = np.int32(16 * NO_BIN - 16), np.int32(0)
@@ -714,7 +716,7 @@ def make_choose_kernel(dtype: str, adjusted: bool) -> Kernel:
         data: Annotated[Any, f"const {element}[M]"],
         row_step: Annotated[Any, "int64"],
         vocabulary: Annotated[Any, "int32"],
-        scales: Annotated[Any, "const float32[B]"],
+        temperatures: Annotated[Any, "const float32[B]"],
         bias: Annotated[Any, "const float32[B, W]"],
         allowed: Annotated[Any, "const uint8[B, A]"],
         rows_a_request: Annotated[Any, "int32"],
@@ -753,7 +755,7 @@ def make_choose_kernel(dtype: str, adjusted: bool) -> Kernel:
         cuda.syncthreads()
         floor = floor_of_tokens(floor) if few == want else np.int64(0)
         if lane < GATHERERS:
-            start, request, edits = np.int64(row) * row_step, row // rows_a_request, (scales, bias, allowed)
+            start, request, edits = np.int64(row) * row_step, row // rows_a_request, (temperatures, bias, allowed)
             for first in range(lane & -32, 16 * kept, 8 * GATHERERS):
                 i = np.int32(first + (lane & 31))
                 a = four_tokens(i, 16 * kept, groups, data, start, request, vocabulary, edits)
@@ -865,7 +867,7 @@ def _row_step(view: View, array: Any) -> int:
     """The distance between rows in bytes; raises ValueError where there is no single one."""
     strides, shape = _strides(view, array), view.shape
     joined = all(n == 1 or s == m * t for n, s, m, t in zip(shape, strides, shape[1:-1], strides[1:-1], strict=False))
-    if strides[-1] != view.dtype.itemsize or not joined or strides[-2] < 0:
+    if strides[-1] != view.dtype.itemsize or not joined or strides[-2] < 0 or strides[-2] % view.dtype.itemsize:
         raise ValueError(
             f"top_k: logits {view.dtype}{list(shape)} has steps of {list(strides)} bytes; the logits of a row must be "
             "neighbours and all rows equally far apart. Pass a contiguous copy"
@@ -935,7 +937,7 @@ def _places(groups: int, k: int) -> tuple[int, int, int]:
 
 def _check_sizes(view: View, k: int) -> None:
     """Raise TypeError or ValueError for logits or a k that the kernels do not take."""
-    if view.dtype.name not in _FORMATS:
+    if view.dtype.name not in _FORMATS or not view.dtype.isnative:
         raise TypeError(f"top_k: logits is {view.dtype}; it takes float32, float16 or bfloat16 (as uint16)")
     if len(view.shape) < 2 or not 1 <= view.shape[-1] <= MAX_VOCABULARY:
         raise ValueError(
@@ -946,9 +948,21 @@ def _check_sizes(view: View, k: int) -> None:
         raise ValueError(f"top_k: k is {k!r}; it takes an integer from 1 to {MAX_K}")
 
 
+def _fitting(out: TopK, shape: tuple[int, ...], k: int) -> TopK:
+    """`out`; raises ValueError if it was made for logits of another shape or for another k."""
+    *axes, vocabulary = shape
+    places = (prod(axes), cdiv(vocabulary, GROUP))
+    if tuple(out.ids.shape) != (*axes, min(k, vocabulary)) or out.work is None or out.work[0].shape != places:
+        raise ValueError(
+            f"top_k: out has ids {list(out.ids.shape)} and was not made for logits {list(shape)} and k = {k}; make it "
+            "with empty_top_k(logits.shape, k)"
+        )
+    return out
+
+
 @cache
 def _ones(requests: int, device: Device) -> Any:
-    """Scales that change nothing. Kept, as `_nothing` is: a call that a graph records then needs no memory."""
+    """Temperatures that change nothing. Kept, as `_nothing` is: a call that a graph records then needs no memory."""
     return device.array(np.ones(requests, np.float32))
 
 
@@ -958,16 +972,20 @@ def _nothing(requests: int, dtype: str, device: Device) -> Any:
     return device.empty((requests, 0), dtype)
 
 
-def _scales(temperature: Any, requests: int, device: Device) -> Any:
-    """The inverse temperatures (B,) on the device; raises ValueError for one that is not a finite number above 0."""
+def _temperatures(temperature: Any, requests: int, device: Device) -> Any:
+    """The temperatures (B,) on the device; raises ValueError for one that is not a finite number above 0."""
     if hasattr(temperature, "__cuda_array_interface__"):
         return temperature
     if temperature is None:
         return _ones(requests, device)
-    values = np.asarray(temperature, np.float32)
-    if not ((values > 0) & (values < np.inf)).all():
-        raise ValueError(f"top_k: temperature is {temperature!r}; it takes finite numbers above 0")
-    return device.take(np.full(requests, np.float32(1) / values, np.float32))
+    given = np.asarray(temperature)
+    with np.errstate(over="ignore"):
+        values = given.astype(np.float32) if given.dtype.kind in "iuf" else np.zeros(())
+    if values.shape not in ((), (requests,)) or not ((values > 0) & (values < np.inf)).all():
+        raise ValueError(
+            f"top_k: temperature is {temperature!r}; it takes finite numbers above 0, one or one a request"
+        )
+    return device.take(np.full(requests, values, np.float32))
 
 
 def _a_row_a_request(name: str, values: Any, shape: tuple[int, int], device: Device) -> tuple[Any, View]:
@@ -983,20 +1001,20 @@ def _adjustment(
     temperature: Any, bias: Any, allowed: Any, shape: tuple[int, int], device: Device
 ) -> tuple[Any, Any, Any]:
     """Scales (B,), bias (B, V) or (B, 0), and mask (B, V) or (B, 0) on the device; raises TypeError or ValueError."""
-    scales = _scales(temperature, shape[0], device)
+    temperatures = _temperatures(temperature, shape[0], device)
     if bias is None:
         bias = _nothing(shape[0], "float32", device)
     else:
         bias, _ = _a_row_a_request("bias", bias, shape, device)
     if allowed is None:
-        return scales, bias, _nothing(shape[0], "uint8", device)
+        return temperatures, bias, _nothing(shape[0], "uint8", device)
     _, view = _a_row_a_request("allowed", allowed, shape, device)
     if view.dtype.name not in ("bool", "uint8"):
         raise TypeError(f"top_k: allowed is {view.dtype}; it takes bool or uint8, not 0 where a token is allowed")
     if not view.ordered:
         raise ValueError("top_k: allowed is not in C order; pass a contiguous copy")
     here = isinstance(view.owner, np.ndarray)
-    return scales, bias, view.owner.view(np.uint8) if here else _Memory(view, view.shape, "|u1")
+    return temperatures, bias, view.owner.view(np.uint8) if here else _Memory(view, view.shape, "|u1")
 
 # %% ../notebooks/11_topk.ipynb #11-topk-052
 def top_k(
@@ -1014,8 +1032,8 @@ def top_k(
     """The k most probable tokens of each row and their log-probabilities, as `top_k_ref` gives them, to the bit.
 
     logits: (..., V), at least two axes; float32, float16 or bfloat16; V up to 262,144. The first axis is that of the
-    requests. k: 1 to 1024; K = min(k, V). temperature: one number or one a request; a logit is multiplied by its
-    float32 inverse (on a GPU, pass the inverses, (B,) float32). bias: (B, V) float32, added after that; -inf forbids a
+    requests. k: 1 to 1024; K = min(k, V). temperature: one number or one a request, on a GPU (B,) float32; a logit is
+    multiplied by its float32 inverse. bias: (B, V) float32, added after that; -inf forbids a
     token. allowed: (B, V) bool or uint8; where it is 0 the logit is -inf, whatever it was. first_id: the id of the
     first column, for a shard. out: from `empty_top_k`, needed for a graph; stream: see `ddtree.cuda.Launch`. From numpy
     arrays come numpy arrays. Arrays on a GPU are not copied and the result stays there; a refused row has NaN
@@ -1028,7 +1046,7 @@ def top_k(
     _check_sizes(view, k)
     *axes, vocabulary = view.shape
     rows, size, step = prod(axes), view.dtype.itemsize, _row_step(view, there)
-    result = out or empty_top_k(view.shape, k, device)
+    result = empty_top_k(view.shape, k, device) if out is None else _fitting(out, view.shape, k)
     assert result.work is not None
     adjusted = not (temperature is None and bias is None and allowed is None)
     aligned = vocabulary % GROUP == 0 and step % 8 == 0 and view.address % 8 == 0
@@ -1055,10 +1073,16 @@ def merge_top_k(a: TopK, b: TopK, *, out: TopK | None = None, stream: Any = None
     """The result for a vocabulary in two parts, to the bit that of one call, from the results of the parts.
 
     a, b: of the same rows, with ids that do not overlap; parts that begin at multiples of 16 ids add up exactly. The K
-    of the result is the larger of the two. out: as for `top_k`; needed for a graph.
+    of the result is the larger of the two; both parts must have been asked for that many, and may only have fewer
+    candidates because they have fewer tokens. out: of the result's shape; needed for a graph. Raises ValueError.
     """
     device = device or current_device()
     axes, k = list(a.ids.shape[:-1]), max(a.ids.shape[-1], b.ids.shape[-1])
+    if list(b.ids.shape[:-1]) != axes or (out is not None and list(out.ids.shape) != [*axes, k]):
+        shapes = [list(x.ids.shape) for x in (a, b, *([] if out is None else [out]))]
+        raise ValueError(
+            f"merge_top_k: the ids of a, b and out have shapes {shapes}; they take the same rows, out K = {k}"
+        )
     result = out or replace(empty_top_k((*axes, k), k, device), work=None)
     one, two = ([device.take(x) for x in _as_rows(part, prod(axes))] for part in (a, b))
     inputs = one[0], one[1], one[4], two[0], two[1], two[4]

@@ -80,7 +80,7 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
      const int64[M] data
      int64 row_step
      int32 vocabulary
-     const float32[B] scales
+     const float32[B] temperatures
      const float32[B, W] bias
      const uint8[B, A] allowed
      int32 rows_a_request
@@ -96,7 +96,7 @@ typedef struct {
     ddtree_array1 data;
     int64_t row_step;
     int32_t vocabulary;
-    ddtree_array1 scales;
+    ddtree_array1 temperatures;
     ddtree_array2 bias;
     ddtree_array2 allowed;
     int32_t rows_a_request;
@@ -108,7 +108,7 @@ typedef struct {
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, data) == 0);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, row_step) == 56);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, temperatures) == 72);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, bias) == 128);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, allowed) == 200);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, rows_a_request) == 272);
@@ -133,7 +133,7 @@ static inline unsigned ddtree_reduce_groups_float32_wide_shared(const ddtree_red
      const int64[M] data
      int64 row_step
      int32 vocabulary
-     const float32[B] scales
+     const float32[B] temperatures
      const float32[B, W] bias
      const uint8[B, A] allowed
      int32 rows_a_request
@@ -149,7 +149,7 @@ typedef struct {
     ddtree_array1 data;
     int64_t row_step;
     int32_t vocabulary;
-    ddtree_array1 scales;
+    ddtree_array1 temperatures;
     ddtree_array2 bias;
     ddtree_array2 allowed;
     int32_t rows_a_request;
@@ -161,7 +161,7 @@ typedef struct {
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, data) == 0);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, row_step) == 56);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, temperatures) == 72);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, bias) == 128);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, allowed) == 200);
 DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, rows_a_request) == 272);
@@ -186,7 +186,7 @@ static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_re
      const int32[M] data
      int64 row_step
      int32 vocabulary
-     const float32[B] scales
+     const float32[B] temperatures
      const float32[B, W] bias
      const uint8[B, A] allowed
      int32 rows_a_request
@@ -209,7 +209,7 @@ typedef struct {
     ddtree_array1 data;
     int64_t row_step;
     int32_t vocabulary;
-    ddtree_array1 scales;
+    ddtree_array1 temperatures;
     ddtree_array2 bias;
     ddtree_array2 allowed;
     int32_t rows_a_request;
@@ -228,7 +228,7 @@ typedef struct {
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, data) == 0);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, row_step) == 56);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, temperatures) == 72);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, bias) == 128);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, allowed) == 200);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, rows_a_request) == 272);
@@ -260,7 +260,7 @@ static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_t
      const int16[M] data
      int64 row_step
      int32 vocabulary
-     const float32[B] scales
+     const float32[B] temperatures
      const float32[B, W] bias
      const uint8[B, A] allowed
      int32 rows_a_request
@@ -283,7 +283,7 @@ typedef struct {
     ddtree_array1 data;
     int64_t row_step;
     int32_t vocabulary;
-    ddtree_array1 scales;
+    ddtree_array1 temperatures;
     ddtree_array2 bias;
     ddtree_array2 allowed;
     int32_t rows_a_request;
@@ -302,7 +302,7 @@ typedef struct {
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, data) == 0);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, row_step) == 56);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, scales) == 72);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, temperatures) == 72);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, bias) == 128);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, allowed) == 200);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, rows_a_request) == 272);

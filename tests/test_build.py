@@ -138,8 +138,24 @@ def test_stopping_looks_at_tokens_a_cost():
     assert worthwhile_size(tree, [1, 1.1, 1.2, 1.3]) == 3 and worthwhile_size(tree, [1, 1.1, 1.2, 1.3], 3) == 4
     assert worthwhile_size(tree, [1, 2, 1, 1]) == 1 and worthwhile_size(tree, [1, 1, 1, 1, 9]) == 4
     for costs in ([1, 1, 1], [1, 1, 0, 1], [1, 1, np.inf, 1], [[1, 1, 1, 1]]):
-        with pytest.raises(ValueError, match=r"costs has shape .* here 4 or more"):
+        with pytest.raises(ValueError, match=r"worthwhile_size: costs has dtype .* here 4 or more"):
             worthwhile_size(tree, costs)
+
+
+def test_limits_may_be_strided_and_places_must_be():
+    log_probs, ids = (np.repeat(x, 2, axis=0) for x in rows("001"))
+    found = build_trees(
+        log_probs, ids, np.array([9, 1, 5, 1], np.int32)[::2], max_depth=np.broadcast_to(2, 2), device=FAST
+    )
+    for request, budget in enumerate((9, 5)):
+        assert_same(found.tree(request), build_tree(log_probs[request], ids[request], budget, max_depth=2))
+    with pytest.raises(ValueError, match="empty_trees: places is 0"):
+        empty_trees(1, 0, FAST)
+    for costs in (np.ones(9), np.ones((10, 1)), np.zeros(10)):
+        with pytest.raises(ValueError, match="build_trees: costs has dtype float64 and shape"):
+            build_trees(log_probs, ids, 9, costs=costs, device=FAST)
+    with pytest.raises(ValueError, match="worthwhile_size: chain_length is -5"):
+        worthwhile_size(found.tree(0), np.ones(10), -5)
 
 
 def test_a_tree_that_no_guess_finds_is_built_by_the_search():

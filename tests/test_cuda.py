@@ -351,9 +351,62 @@ def test_a_compiled_kernel_is_kept_where_the_environment_says(tmp_path, monkeypa
     assert make_shift(4.0).ptx() == "compiled again" and len(list((tmp_path / "new").iterdir())) == 3
 
 
-def test_what_a_kernel_reaches_is_part_of_its_description():
-    described = "\n".join(cuda_module._describe(instructions_kernel.function))
-    assert "redux.sync.min.u32" in described and "max.NaN.f32" in described and "def instructions_kernel" in described
+PLACE = types.SimpleNamespace(C=2.0)
+AMOUNT = 1.0
+
+
+def test_what_a_kernel_depends_on_is_in_its_description(monkeypatch):
+    def add(a: Any, amount: float = AMOUNT) -> Any:
+        return a + amount
+
+    def make(part: Any, other: Any) -> Any:
+        def run(x: Any) -> None:
+            def inner() -> float:
+                return AMOUNT
+
+            x[0] = part(x[1]) + other(x[2]) + inner()
+
+        return cuda_module._describe(run)
+
+    one, two = device_function(lambda a: a + 1), device_function(lambda a: a + 2)
+    described = make(one, two)
+    assert described == make(one, two) and described != make(two, one) and described != make(one, one)
+    monkeypatch.setattr(sys.modules[__name__], "AMOUNT", 3.0)
+    assert described != make(one, two)  # through the nested function
+    default = make(device_function(add), one)
+    add.__defaults__ = (5.0,)
+    assert default != make(device_function(add), one)
+    assert cuda_module._describe(lambda x: PLACE.C) is None  # what an object holds is not known
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    cuda_module._compilers.cache_clear()
+    assert "NUMBA_OPT" in cuda_module._compilers()
+    monkeypatch.undo()
+    cuda_module._compilers.cache_clear()
+
+
+def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path, monkeypatch):
+    path = tmp_path / "edited.py"
+    path.write_text("def run(x):\n    x[0] = 1.0\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), scope)
+    before = cuda_module._describe(scope["run"])
+    path.write_text("def run(x):\n    x[0] = 2.0\n")
+    assert cuda_module._describe(scope["run"]) == before
+    exec(compile(path.read_text(), path, "exec"), scope)
+    assert cuda_module._describe(scope["run"]) != before
+
+
+def test_a_kernel_that_cannot_be_kept_is_compiled_with_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="DDTREE_CACHE: shift_kernel-.* is not kept"):
+        assert ".entry" in make_shift(7.0).ptx()
+
+
+@pytest.mark.parametrize(("result", "arguments"), [("int32", ()), ("int32", ("int32",) * 4), ("float16", ("int32",))])
+def test_an_instruction_that_cannot_be_is_refused(result, arguments):
+    with pytest.raises(ValueError, match="an instruction has one to three arguments, and all are of int32, uint32"):
+        Instruction("mov.b32 $0, $1;", result, arguments)
 
 
 least_of_warp = Instruction("redux.sync.min.u32 $0, $1, 0xffffffff;", "uint32", ("uint32",))

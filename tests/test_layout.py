@@ -346,3 +346,8 @@ def test_the_cost_is_counted():
     assert launches[0].grid == (1, 2)
     assert counters.global_store_bytes == written
     assert counters.warp_instructions < 6000
+
+
+def test_no_places_are_refused():
+    with pytest.raises(ValueError, match="empty_layout: places is 0"):
+        empty_layout(1, 0, PtxDevice())

@@ -13,6 +13,7 @@ from ddtree.topk import (
     LIMIT,
     TopK,
     count_chunks,
+    decode_float16,
     empty_top_k,
     merge_top_k,
     order_of,
@@ -109,8 +110,34 @@ def test_the_other_formats_are_exact():
     halves[0, :6] = 6e-8, -6e-5, -0.0, 0, -np.inf, 65504
     assert_same(top_k(halves, 99, device=WATCHED), top_k_ref(halves.astype(np.float32), 99))
     every = np.arange(0x10000, dtype=np.uint16).view(np.float16)
+    assert_equal(decode_float16(np.arange(0x10000)), every.astype(np.float32), "all float16")
     every = every[np.isfinite(every)].reshape(1, -1)
     assert_same(top_k(every, 1024, device=FAST), top_k_ref(every.astype(np.float32), 1024))
+
+
+@pytest.mark.parametrize("columns", [640, 637])
+def test_infinite_float16_masks_and_nan_is_refused(columns):
+    x = normal(2, 1, columns).astype(np.float16)
+    x[0, 0, ::3], x[1] = -np.inf, -np.inf
+    for options in ({}, {"temperature": 0.5}):
+        wide = x.astype(np.float32).reshape(2, -1) * np.float32(2 if options else 1)
+        assert_same(top_k(x, 30, **options, device=FAST), top_k_ref(wide, 30))
+    for value in (np.nan, -np.nan, np.inf):
+        x[1, 0, 5] = value
+        with pytest.raises(ValueError, match=r"row \[1, 0\] has a NaN"):
+            top_k(x, 30, device=FAST)
+
+
+def test_a_place_for_another_result_is_refused():
+    x, merged = normal(1, 1, 33), "the ids of a, b and out have shapes"
+    for shape, k in (((1, 1, 20), 4), ((1, 1, 33), 5), ((2, 1, 33), 4)):
+        with pytest.raises(ValueError, match=r"top_k: out has ids .* and k = 4; make it with empty_top_k"):
+            top_k(x, 4, out=empty_top_k(shape, k, FAST), device=FAST)
+    one = top_k(x[..., :16], 4, device=FAST)
+    with pytest.raises(ValueError, match=merged):
+        merge_top_k(one, one, out=empty_top_k((1, 1, 33), 9, FAST), device=FAST)
+    with pytest.raises(ValueError, match=merged):
+        merge_top_k(one, top_k(normal(2, 1, 33), 4, device=FAST), device=FAST)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -245,6 +272,10 @@ def test_a_row_without_an_order_is_refused_by_name(value):
     ({"logits": np.zeros((1, 262145), np.float32)}, ValueError, "V from 1 to 262144"),
     ({"logits": np.zeros((8, 4), np.float32).T}, ValueError, "must be neighbours .* Pass a contiguous copy"),
     ({"logits": np.zeros((4, 3, 8), np.float32)[:, :2]}, ValueError, "all rows equally far apart"),
+    ({"logits": np.zeros((2, 8), ">f4")}, TypeError, "logits is >f4"),
+    ({"logits": np.ndarray((2, 8), np.float32, bytes(80), strides=(42, 4))}, ValueError, "all rows equally far apart"),
+    ({"temperature": [1, 2, 3]}, ValueError, "it takes finite numbers above 0, one or one a request"),
+    ({"temperature": "warm"}, ValueError, "temperature is 'warm'"),
     ({"k": 0}, ValueError, "k is 0; it takes an integer from 1 to 1024"),
     ({"k": 1025}, ValueError, "k is 1025"),
     ({"k": 2.0}, ValueError, r"k is 2\.0"),

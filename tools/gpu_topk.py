@@ -135,7 +135,9 @@ def check_adjusted(gpu: GpuDevice, logits: np.ndarray, rng: np.random.Generator)
     scales = np.array([0.5, 1.1, 2], np.float32)
     allowed = rng.random((3, VOCABULARY)) < 0.1
     requests = logits.reshape(3, 2, VOCABULARY)
-    adjusted = np.where(allowed[:, None], requests * scales[:, None, None] + bias[:, None], np.float32(-np.inf))
+    adjusted = np.where(
+        allowed[:, None], requests * (np.float32(1) / scales)[:, None, None] + bias[:, None], np.float32(-np.inf)
+    )
     options = {"temperature": gpu.array(scales), "bias": gpu.array(bias)}
     mask = import_module("torch").from_numpy(allowed).cuda()
     got = top_k(gpu.array(requests), 64, **options, allowed=mask, device=gpu)
