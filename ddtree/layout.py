@@ -210,7 +210,9 @@ def _check_places(places: int, device: Device) -> None:
     """Raise ValueError for trees that the shared memory of a block does not hold."""
     most = device.max_shared // lay_out_kernel.rule.apply({"R": 1, "N": 1, "W": 1})[1] * 32
     if not 1 <= places <= most:
-        raise ValueError(f"lay_out: the trees have {places} places; a block on {device.arch} holds 1 and at most {most}")
+        raise ValueError(
+            f"lay_out: the trees have {places} places; a block on {device.arch} holds 1 and at most {most}"
+        )
 
 
 def _check_words(layout: TreeLayout) -> TreeLayout:
