@@ -63,14 +63,16 @@ def each_request(values: Any, name: str, requests: int, kind: str = "iu", most: 
 def adjust_ref(logits: NDArray[Any], temperature: Any = None, bias: Any = None, allowed: Any = None) -> NDArray[Any]:
     """Logits (R, L, V) as float32, times the float32 inverse of temperature, plus bias, and -inf where not allowed.
 
-    logits: float32, float16 or bfloat16, also as its bits in uint16. temperature: one number or one a request. bias,
-    allowed: (R, V). Raises TypeError or ValueError for what does not fit.
+    logits: float32, float16 or bfloat16, also as its bits in uint16. temperature: one number or one a request. bias:
+    (R, V) float32; allowed: (R, V) bool or uint8. Raises TypeError or ValueError for what does not fit.
     """
     requests, _, vocabulary = logits.shape
-    for name, array in (("bias", bias), ("allowed", allowed)):
+    for name, array, dtypes in (("bias", bias, ("float32",)), ("allowed", allowed, ("bool", "uint8"))):
         if array is not None and np.shape(array) != (requests, vocabulary):
             shape = f"{list(np.shape(array))}; it takes one row a request: {[requests, vocabulary]}"
             raise ValueError(f"draft_tree: {name} has shape {shape}")
+        if array is not None and np.asarray(array).dtype.name not in dtypes:
+            raise TypeError(f"draft_tree: {name} is {np.asarray(array).dtype}; it takes {' or '.join(dtypes)}")
     rows = to_float32(logits)
     with np.errstate(over="ignore", invalid="ignore"):
         if temperature is not None:

@@ -1005,7 +1005,9 @@ def _adjustment(
     if bias is None:
         bias = _nothing(shape[0], "float32", device)
     else:
-        bias, _ = _a_row_a_request("bias", bias, shape, device)
+        bias, view = _a_row_a_request("bias", bias, shape, device)
+        if view.dtype != np.float32:
+            raise TypeError(f"top_k: bias is {view.dtype}; it takes float32")
     if allowed is None:
         return temperatures, bias, _nothing(shape[0], "uint8", device)
     _, view = _a_row_a_request("allowed", allowed, shape, device)

@@ -258,6 +258,8 @@ WRONG = {
     "temperature": ({"temperature": 0}, ValueError, "temperature is 0"),
     "bias": ({"bias": LOGITS[0]}, ValueError, r"bias has shape \[3, 64\]; it takes one row a request: \[2, 64\]"),
     "allowed": ({"allowed": LOGITS[0] > 0}, ValueError, r"allowed has shape \[3, 64\]; it takes one row a request"),
+    "bias dtype": ({"bias": np.zeros((2, 64))}, TypeError, "bias is float64; it takes float32"),
+    "allowed dtype": ({"allowed": np.ones((2, 64), np.int64)}, TypeError, "allowed is int64; it takes bool or uint8"),
     "max_depth": ({"max_depth": -1}, ValueError, "max_depth is -1"),
     "min_log_prob": ({"min_log_prob": np.nan}, ValueError, "min_log_prob is nan"),
     "chain_length": ({"chain_length": [1, 2, 3]}, ValueError, "chain_length"),

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,26 @@ import numpy as np
 
 from ddtree.bench import VOCABULARY, write_measurement
 from ddtree.bench import draw_logits as bench_logits
-from ddtree.build import Trees, build_trees, build_trees_one_warp_kernel, empty_trees
+from ddtree.build import (
+    Trees,
+    build_trees,
+    build_trees_kernel,
+    build_trees_one_warp_kernel,
+    choose_kernel,
+    empty_trees,
+    worthwhile_size,
+)
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuArray, GpuDevice, Kernel
-from ddtree.draft import draft_tree, empty_draft
+from ddtree.draft import draft_tree, draft_tree_ref, empty_draft
+from ddtree.kdtr import load
 from ddtree.kernels import measure_resources
 from ddtree.layout import attention_mask, eagle_tensors, lay_out, lay_out_ref
 from ddtree.topk import merge_top_k, top_k, top_k_ref
 from ddtree.tree import DraftTree, build_tree
 
 ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / "fixtures"
 KINDS = ("normal", "ties", "bfloat16", "peaked", "flat", "masked", "tiny steps", "zeros")
 TREE_FIELDS = ("tokens", "parents", "depths", "scores", "ranks")
 LIMITS = {"max_depth": np.int32, "min_log_prob": np.float64, "chain_length": np.int32}
@@ -152,20 +163,62 @@ def poisoned(gpu: GpuDevice, requests: int, places: int) -> Trees:
 def check_generated(gpu: GpuDevice, wanted: int) -> dict[str, Any]:
     """Generated requests through both builders; every tree, index and padding held against the reference."""
     rng, found = np.random.default_rng(20261129), {"requests": 0, "nodes": 0, "batches": 0, "positions": 0}
+    found |= {"by both builders": 0, "largest budget": 0, "largest budget of build_trees": 0, "largest batch": 0}
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2)) as pool:
         for batch in draw_batches(rng, wanted):
-            slow = batch["places"] <= 257
-            results = [
-                check_batch(gpu, batch, build) for build in ((build_fast, build_slow) if slow else (build_fast,))
-            ]
+            builders = (build_fast, build_slow) if batch["places"] <= 257 else (build_fast,)
+            results = [check_batch(gpu, batch, build) for build in builders]
             jobs = results[0][1]
             for request, tree in enumerate(pool.map(reference, jobs, chunksize=max(1, len(jobs) // 14))):
                 for host, _ in results:
                     compare(host, request, tree, f"{batch['logits'].shape} k {batch['k']} {batch['limits'].keys()}")
                 found["nodes"] += len(tree) - 1
+            fast = choose_kernel(batch["logits"].shape[1], batch["places"], gpu) is build_trees_kernel
+            largest = int(batch["budgets"].max())
+            found["by both builders"] += len(jobs) if len(builders) == 2 and fast else 0
+            found["largest budget"] = max(found["largest budget"], largest)
+            found["largest budget of build_trees"] = max(found["largest budget of build_trees"], largest * fast)
+            found["largest batch"] = max(found["largest batch"], len(jobs))
             found["requests"] += len(jobs)
             found["batches"] += 1
             found["positions"] += len(jobs) * batch["logits"].shape[1]
+    return found
+
+
+def check_recorded(gpu: GpuDevice) -> dict[str, Any]:
+    """Recorded trees of the paper authors' code, trees of recorded drafter logits, large budgets and cost curves."""
+    vectors, drafts = load(FIXTURES / "tree_vectors.kdtr"), 0
+    for case in vectors.metadata["cases"]:
+        log_probs, ids = (vectors[f"{case['case']}.top_{field}"][None] for field in ("log_probs", "token_ids"))
+        trees = build_trees(log_probs, ids.astype(np.int64), case["budget"], 42, device=gpu)
+        compare(trees, 0, build_tree(log_probs[0], ids[0], case["budget"], 42), case["case"])
+        assert_equal(trees.parents[0], vectors[f"{case['case']}.parents"].astype(np.int32), f"{case['case']} recorded")
+    for name in ("e2e_qwen3", "e2e_deepseek_v3"):
+        recorded = load(FIXTURES / f"{name}.kdtr")
+        for key in (key for key in recorded if key.endswith("draft_logits")):
+            logits = recorded[key].reshape(-1, *recorded[key].shape[-2:]).astype(np.float32)
+            for budget in (15, 64, 256, 1024):
+                draft, expected = (run(logits, budget, 5) for run in (partial(draft_tree, device=gpu), draft_tree_ref))
+                for field, value in vars(expected.trees).items():
+                    assert_equal(getattr(draft.trees, field), value, f"{name} {key} budget {budget} {field}")
+                drafts += len(logits)
+    return {"trees": len(vectors.metadata["cases"]), "trees of recorded logits": drafts, **check_large(gpu)}
+
+
+def check_large(gpu: GpuDevice) -> dict[str, Any]:
+    """Trees of thousands of nodes by both builders, with and without a cost curve."""
+    rng, found = np.random.default_rng(9), dict[str, Any]()
+    for budget in (2500, 3500, 3871, 4096):
+        log_probs = -np.sort(rng.exponential(1, (2, 15, 700)), axis=2).astype(np.float32)
+        ids = rng.integers(0, 10**6, log_probs.shape)
+        costs = 1 + 1e-3 * np.arange(budget + 1.0)
+        for curve in (None, costs):
+            trees = build_trees(log_probs, ids, budget, 7, costs=curve, device=gpu)
+            for request in range(2):
+                tree = build_tree(log_probs[request], ids[request], budget, 7)
+                tree = tree if curve is None else tree.cut(worthwhile_size(tree, costs))
+                compare(trees, request, tree, f"budget {budget}")
+        found[f"budget {budget}"] = choose_kernel(15, budget + 1, gpu).name
     return found
 
 
@@ -360,6 +413,7 @@ def check_all(folder: Path, requests: int, out: Path | None, command: str) -> in
 
     sections: dict[str, Callable[[], Any]] = {
         "kernels": lambda: check_kernels(folder),
+        "recorded": lambda: check_recorded(GpuDevice()),
         "generated": generate,
         "sanitizer": lambda: read_tools(running) or "not on the PATH",
         "counters": lambda: read_counters(folder) if shutil.which("ncu") else "ncu is not on the PATH",
