@@ -10,7 +10,7 @@ from ddtree import bench
 from ddtree.bench import bench_builder, bench_tree, count_pipeline, describe, draw_logits, draw_rows, note_launches
 from ddtree.check import assert_equal
 from ddtree.cli import app
-from ddtree.cuda import PtxDevice
+from ddtree.cuda import PtxDevice, _driver_version
 from ddtree.draft import draft_tree, empty_draft
 from ddtree.tree import build_tree
 
@@ -101,7 +101,15 @@ def test_json_is_one_object_and_the_counts_are_exact(monkeypatch):
     assert printed["rows"] == count_pipeline(PtxDevice(), (3, 512), 8)
 
 
+def test_a_missing_gpu_is_said_plainly(monkeypatch):
+    if _driver_version() is not None:
+        pytest.skip("there is an NVIDIA driver")
+    monkeypatch.setenv("DDTREE_DEVICE", "gpu")
+    result = CliRunner().invoke(app, ["bench", "tree"])
+    assert result.exit_code == 2 and result.stderr.startswith("ddtree: ") and "Traceback" not in result.stderr
+
+
 def test_a_file_that_cannot_be_written_is_said_plainly(monkeypatch, tmp_path):
     monkeypatch.setenv("DDTREE_DEVICE", "ptx")
     result = CliRunner().invoke(app, ["bench", "tree", "--out", str(tmp_path / "no" / "tree.json")])
-    assert result.exit_code == 2 and "No such file" in result.stderr
+    assert result.exit_code == 2 and "there is no folder" in result.stderr
