@@ -215,9 +215,9 @@ LENGTH = 1024  # committed tokens
 Report = Callable[[list[dict[str, Any]]], None]  # takes the rows of a measurement
 
 
-def draw_logits(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> NDArray[Any]:
-    """Normal numbers times 4; bfloat16 as its bits, cut off after 16."""
-    x = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(4)
+def draw_logits(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0, scale: float = 4) -> NDArray[Any]:
+    """Normal numbers times `scale`; bfloat16 as its bits, cut off after 16."""
+    x = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
     return x if dtype == "float32" else (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -339,11 +339,16 @@ NOTE = (
 
 
 def bench_request(device: Device, report: Report, budgets: Sequence[int] = (16, 64, 256, 1024)) -> None:
-    """One request in float32: draft_tree, its kernels, and where torch is installed what it is held against."""
+    """One request in float32: draft_tree, its kernels, and where torch is installed what it is held against.
+
+    Normal logits give trees two or three levels deep; peaked ones, of a drafter that is sure, trees of all 15 levels.
+    """
     name, inputs = f"[15, {VOCABULARY}] float32", [draw_logits((15, VOCABULARY), seed=i) for i in range(8)]
-    there = [device.array(logits) for logits in inputs]
-    for budget in budgets:
-        report(time_pipeline(device, name, there, budget))
+    peaked = [draw_logits((15, VOCABULARY), seed=i, scale=ROW_KINDS["peaked"]) for i in range(8)]
+    for what, drawn in ((name, inputs), (f"{name}, peaked", peaked)):
+        there = [device.array(logits) for logits in drawn]
+        for budget in budgets:
+            report(time_pipeline(device, what, there, budget))
     if version_of("torch"):
         tensors = [import_module("torch").from_numpy(logits).cuda() for logits in inputs]
         for budget in budgets:

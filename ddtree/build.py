@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['sum_of_warp', 'least_of_warp', 'ONE', 'FLOOR', 'THREADS', 'WARPS', 'GUESSERS', 'COLUMNS', 'MAX_ROWS', 'ENOUGH',
-           'POSITIONS', 'GUESSES', 'ADDED', 'TOTALS', 'STARTS', 'HEAD', 'BINS', 'TRIES', 'comes_first', 'open_prefix',
-           'best_open', 'is_wrong', 'first_bad_row', 'build_by_warp', 'worthwhile_size', 'sum_up', 'stop_early',
-           'limits_of', 'clear_places', 'build_trees_one_warp_kernel', 'column_of', 'least_cost', 'add_group',
-           'measure_chain', 'last_finite', 'worst_cost', 'middle_of_group', 'add_position', 'guess_cost',
-           'choose_guess', 'score_at', 'key_at', 'place_at', 'parent_at', 'product_at', 'order_place', 'store_prefix',
-           'digit', 'reserve', 'list_first', 'list_more', 'list_level', 'list_prefixes', 'bin_of', 'is_ahead',
-           'is_seed', 'count_bins', 'index_of', 'is_rounded', 'order_prefixes', 'write_tree', 'next_cost', 'list_best',
-           'build_trees_kernel', 'Trees', 'empty_trees', 'choose_kernel', 'build_trees']
+           'POSITIONS', 'GUESSES', 'ADDED', 'LISTED', 'TOTALS', 'STARTS', 'HEAD', 'NARROW', 'BINS', 'TRIES',
+           'comes_first', 'open_prefix', 'best_open', 'is_wrong', 'first_bad_row', 'build_by_warp', 'worthwhile_size',
+           'sum_up', 'stop_early', 'limits_of', 'clear_places', 'build_trees_one_warp_kernel', 'column_of',
+           'least_cost', 'move', 'measure_chain', 'last_finite', 'worst_cost', 'middle_of_group', 'shifts_of', 'spread',
+           'add_position', 'two_values', 'count_prefixes', 'guess_cost', 'choose_guess', 'pool_of', 'score_at',
+           'key_at', 'place_at', 'parent_at', 'product_at', 'store_prefix', 'digit', 'reserve', 'list_first',
+           'list_more', 'list_some', 'value_at', 'list_level', 'is_open', 'list_prefixes', 'bin_of', 'is_ahead',
+           'is_seed', 'count_bins', 'index_of', 'is_rounded', 'order_prefixes', 'write_parents', 'next_cost',
+           'list_best', 'build_trees_kernel', 'Trees', 'empty_trees', 'choose_kernel', 'build_trees']
 
 # %% ../notebooks/12_build.ipynb #12-build-003
 import math
@@ -282,11 +283,10 @@ def least_cost(cost: Any) -> Any:
 
 
 @device_function
-def add_group(lane: Any, made: Any, prefixes: Any, shifts: Any, group: Any, size: Any) -> Any:
-    """`made`, with the prefixes moved by the cost of one group of candidates, `size` times."""
-    shift = cuda.shfl_sync(0xFFFFFFFF, shifts, group)
+def move(lane: Any, prefixes: Any, shift: Any) -> Any:
+    """The histogram `prefixes` moved by so many columns."""
     moved = cuda.shfl_up_sync(0xFFFFFFFF, prefixes, shift)
-    return made + float32(size) * moved if lane >= shift else made
+    return moved if lane >= shift else float32(0)
 
 # %% ../notebooks/12_build.ipynb #41b6f792
 @device_function
@@ -332,8 +332,9 @@ def worst_cost(lane: Any, positions: Any, chain: Any, log_probs: Any) -> Any:
     return cuda.shfl_sync(0xFFFFFFFF, chain, 31) + worst
 
 # %% ../notebooks/12_build.ipynb #76dfbb11
-# Shared memory, in words of 4 bytes: results of the guess, counts of a level, the bins, and from HEAD on the pool.
-ENOUGH, POSITIONS, GUESSES, ADDED, TOTALS, STARTS, HEAD = 0, 1, 2, 10, 16, 32, 2088
+# Shared memory, in words of 4 bytes: results of the guess, counts of a level, how far one warp listed alone, the
+# bins, and from HEAD on the pool.
+ENOUGH, POSITIONS, GUESSES, ADDED, LISTED, TOTALS, STARTS, HEAD = 0, 1, 2, 10, 13, 16, 32, 2088
 
 
 @device_function
@@ -346,56 +347,91 @@ def middle_of_group(lane: Any, columns: Any) -> Any:
 
 
 @device_function
-def add_position(lane: Any, prefixes: Any, shifts: Any, many: Any) -> Any:
-    """The histogram `prefixes` after one more position, whose groups of candidates cost `shifts` columns."""
-    made = add_group(lane, prefixes, prefixes, shifts, 0, 1)
-    made = add_group(lane, made, prefixes, shifts, 1, 1)
-    made = add_group(lane, made, prefixes, shifts, 2, 1)
-    made = add_group(lane, made, prefixes, shifts, 3, 4)
-    made = add_group(lane, made, prefixes, shifts, 4, 8)
-    made = add_group(lane, made, prefixes, shifts, 5, 16)
-    made = add_group(lane, made, prefixes, shifts, 6, 32)
+def shifts_of(values: Any, middle: Any, step: Any) -> Any:
+    """By how many columns a lane's group of candidates costs more than the first one; values: see `two_values`."""
+    return column_of(values[0] - values[1], step) if middle > 0 else int32(COLUMNS)
+
+
+@device_function
+def spread(shifts: Any) -> Any:
+    """The shifts of the groups 0 to 6, for all lanes."""
+    a, b = cuda.shfl_sync(0xFFFFFFFF, shifts, 0), cuda.shfl_sync(0xFFFFFFFF, shifts, 1)
+    c, d = cuda.shfl_sync(0xFFFFFFFF, shifts, 2), cuda.shfl_sync(0xFFFFFFFF, shifts, 3)
+    e, f = cuda.shfl_sync(0xFFFFFFFF, shifts, 4), cuda.shfl_sync(0xFFFFFFFF, shifts, 5)
+    return a, b, c, d, e, f, cuda.shfl_sync(0xFFFFFFFF, shifts, 6)
+
+
+@device_function
+def add_position(lane: Any, prefixes: Any, few: Any, shifts: Any, many: Any) -> Any:
+    """The histogram `prefixes` after one more position, whose groups cost `shifts` columns. few: `spread(shifts)`."""
+    a, b, c = move(lane, prefixes, few[0]), move(lane, prefixes, few[1]), move(lane, prefixes, few[2])
+    d, e = float32(4) * move(lane, prefixes, few[3]), float32(8) * move(lane, prefixes, few[4])
+    f, g = float32(16) * move(lane, prefixes, few[5]), float32(32) * move(lane, prefixes, few[6])
+    made = ((prefixes + a) + (b + c)) + ((d + e) + (f + g))
     if many:
-        made = add_group(lane, made, prefixes, shifts, 7, 64)
-        made = add_group(lane, made, prefixes, shifts, 8, 128)
-        made = add_group(lane, made, prefixes, shifts, 9, 256)
-        made = add_group(lane, made, prefixes, shifts, 10, 512)
+        d = float32(64) * move(lane, prefixes, cuda.shfl_sync(0xFFFFFFFF, shifts, 7))
+        e = float32(128) * move(lane, prefixes, cuda.shfl_sync(0xFFFFFFFF, shifts, 8))
+        f = float32(256) * move(lane, prefixes, cuda.shfl_sync(0xFFFFFFFF, shifts, 9))
+        g = float32(512) * move(lane, prefixes, cuda.shfl_sync(0xFFFFFFFF, shifts, 10))
+        made += (d + e) + (f + g)
     return made
+
+
+@device_function
+def two_values(log_probs: Any, depth: Any, middle: Any) -> Any:
+    """The values of a position that a lane needs: the first candidate's, and that of the middle of its group."""
+    return log_probs[uint32(depth), uint32(0)], log_probs[uint32(depth), uint32(middle)]
 
 # %% ../notebooks/12_build.ipynb #54b6798a
 @device_function
+def count_prefixes(lane: Any, chain: Any, deeper: Any, step: Any, last: Any, values: Any, log_probs: Any) -> Any:
+    """The histogram of all prefixes. chain, deeper: columns of the favourites' costs, of 32 positions each.
+
+    last: the last position; values: those of position 0.
+    """
+    columns = int32(log_probs.shape[1])
+    middle = middle_of_group(lane, columns)
+    counted = int32(cuda.popc(cuda.ballot_sync(0xFFFFFFFF, chain < COLUMNS)))
+    counted = int32(counted + cuda.popc(cuda.ballot_sync(0xFFFFFFFF, deeper < COLUMNS)))
+    shifts = shifts_of(values, middle, step)
+    few = spread(shifts)
+    values = two_values(log_probs, min(int32(1), last), middle)
+    prefixes, total, depth = float32(1 if lane == 0 else 0), float32(0), int32(0)
+    while depth < counted:
+        following = shifts_of(values, middle, step)
+        values = two_values(log_probs, min(int32(depth + 2), last), middle)
+        prefixes = add_position(lane, prefixes, few, shifts, columns > 64)
+        total += move(lane, prefixes, cuda.shfl_sync(0xFFFFFFFF, chain if depth < 32 else deeper, depth & 31))
+        shifts, few, depth = following, spread(following), int32(depth + 1)
+    return total
+
+
+@device_function
 def guess_cost(lane: Any, zoom: Any, cap: Any, budget: Any, log_probs: Any, words: Any, floats: Any) -> Any:
     """Write the cost within which about 1.35 * budget prefixes lie, by columns 2**zoom times narrower; -1 if beyond."""
+    values = float32(0), float32(0)
+    if cap > 0:
+        values = two_values(log_probs, int32(0), middle_of_group(lane, int32(log_probs.shape[1])))
     chain, positions, enough = measure_chain(lane, int32(0), cap, budget, float32(0), log_probs)
-    deeper = chain
+    deeper, more = chain, int32(0)
     if positions == 32:
         before = cuda.shfl_sync(0xFFFFFFFF, chain, 31)
         deeper, more, other = measure_chain(lane, int32(32), cap, budget, before, log_probs)
-        positions, enough = int32(positions + more), min(enough, other)
+        enough = min(enough, other)
     if enough == float32(math.inf):
-        enough = worst_cost(lane, positions, deeper, log_probs)
+        enough = worst_cost(lane, int32(positions + more), deeper, log_probs)
     enough = max(enough * float32(1.00001), float32(1e-30))
     step = float32(COLUMNS) / enough * float32(int32(1) << zoom)
-    columns = int32(log_probs.shape[1])
-    middle, top, near = middle_of_group(lane, columns), float32(0), float32(0)
+    chain = column_of(chain, step) if lane < positions else int32(COLUMNS)
+    deeper = column_of(deeper, step) if lane < more else int32(COLUMNS)
+    total = float32(0)
     if positions > 0:
-        top, near = log_probs[uint32(0), uint32(0)], log_probs[uint32(0), uint32(middle)]
-    prefixes, total, depth = float32(1 if lane == 0 else 0), float32(0), int32(0)
-    while depth < positions:
-        shifts = column_of(top - near, step) if middle > 0 else int32(COLUMNS)
-        shift = column_of(cuda.shfl_sync(0xFFFFFFFF, chain if depth < 32 else deeper, depth & 31), step)
-        depth = int32(depth + 1)
-        if depth < positions:
-            top, near = log_probs[uint32(depth), uint32(0)], log_probs[uint32(depth), uint32(middle)]
-        prefixes = add_position(lane, prefixes, shifts, columns > 64)
-        moved = cuda.shfl_up_sync(0xFFFFFFFF, prefixes, shift)
-        total += moved if lane >= shift else float32(0)
-        depth = depth if shift < COLUMNS else positions
+        total = count_prefixes(lane, chain, deeper, step, int32(positions + more - 1), values, log_probs)
     votes = cuda.ballot_sync(0xFFFFFFFF, sum_up(lane, total) >= float32(1.35) * float32(budget))
     if lane == 0:
         floats[uint32(GUESSES + zoom)] = float32(-1) if votes == 0 else (float32(cuda.ffs(votes)) - float32(0.5)) / step
         if zoom == 0:
-            floats[ENOUGH], words[POSITIONS] = enough, positions
+            floats[ENOUGH], words[POSITIONS] = enough, int32(positions + more)
 
 
 @device_function
@@ -409,48 +445,55 @@ def choose_guess(floats: Any) -> Any:
 
 # %% ../notebooks/12_build.ipynb #73958c70
 @device_function
+def pool_of(P: Any) -> Any:
+    """The pool of P prefixes: (P, scores, keys, places, parents, products, order, binned, words) in one shared memory.
+
+    binned: the prefixes bin by bin. words: all of the memory, for what lies before the pool.
+    """
+    words, halves = cuda.shared.array(0, np.int32), cuda.shared.array(0, np.uint16)
+    scores = cuda.shared.array(0, np.float64)[uint32((HEAD + P) >> 1) :]
+    keys = cuda.shared.array(0, np.int64)[uint32((HEAD + 3 * P) >> 1) :]
+    parents, products = halves[uint32(2 * HEAD + 10 * P) :], halves[uint32(2 * HEAD + 11 * P) :]
+    order, binned = halves[uint32(2 * HEAD + 12 * P) :], halves[uint32(2 * HEAD + 13 * P) :]
+    return P, scores, keys, words[HEAD:], parents, products, order, binned, words
+
+
+@device_function
 def score_at(pool: Any, i: Any) -> Any:
-    """The score of prefix i of the pool. pool: (P, doubles, keys, words, halves), views of one shared memory."""
-    return pool[1][uint32(HEAD // 2 + i)]
+    """The score of prefix i of the pool."""
+    return pool[1][uint32(i)]
 
 
 @device_function
 def key_at(pool: Any, i: Any) -> Any:
     """The key of prefix i."""
-    return pool[2][uint32(HEAD // 2 + pool[0] + i)]
+    return pool[2][uint32(i)]
 
 
 @device_function
 def place_at(pool: Any, i: Any) -> Any:
     """The depth of prefix i, from 1, and in the lower 16 bits its rank."""
-    return pool[3][uint32(HEAD + 4 * pool[0] + i)]
+    return pool[3][uint32(i)]
 
 
 @device_function
 def parent_at(pool: Any, i: Any) -> Any:
     """Where the pool has the parent of prefix i; 0 is the root."""
-    return int32(pool[4][uint32(2 * HEAD + 10 * pool[0] + i)])
+    return int32(pool[4][uint32(i)])
 
 
 @device_function
 def product_at(pool: Any, i: Any) -> Any:
     """The product of (rank + 1) over the ranks of prefix i; 1 for the favourites' chain alone."""
-    return int32(pool[4][uint32(2 * HEAD + 11 * pool[0] + i)])
-
-
-@device_function
-def order_place(pool: Any, i: Any) -> Any:
-    """Where `halves` holds the order of prefix i."""
-    return uint32(2 * HEAD + 12 * pool[0] + i)
+    return int32(pool[5][uint32(i)])
 
 
 @device_function
 def store_prefix(pool: Any, i: Any, score: Any, key: Any, depth: Any, rank: Any, parent: Any, product: Any) -> Any:
     """Write a prefix into place i of the pool."""
-    P, doubles, keys, words, halves = pool
-    doubles[uint32(HEAD // 2 + i)], keys[uint32(HEAD // 2 + P + i)] = score, key
-    words[uint32(HEAD + 4 * P + i)] = int32((depth << 16) + rank)
-    halves[uint32(2 * HEAD + 10 * P + i)], halves[uint32(2 * HEAD + 11 * P + i)] = parent, product
+    _, scores, keys, places, parents, products, _, _, _ = pool
+    scores[uint32(i)], keys[uint32(i)], places[uint32(i)] = score, key, int32((depth << 16) + rank)
+    parents[uint32(i)], products[uint32(i)] = parent, product
 
 
 @device_function
@@ -460,12 +503,13 @@ def digit(rank: Any, shift: Any) -> Any:
 
 
 @device_function
-def reserve(lane: Any, votes: Any, counter: Any, words: Any) -> Any:
-    """Add the lanes that vote to words[counter]; returns, for each of them, how many were counted before it."""
-    before = int32(0)
-    if lane == 0:
-        before = cuda.atomic.add(words, counter, int32(cuda.popc(votes)))
-    return int32(cuda.shfl_sync(0xFFFFFFFF, before, 0) + cuda.popc(votes & ((1 << lane) - 1)))
+def reserve(lane: Any, votes: Any, added: Any, counter: Any, words: Any) -> Any:
+    """For each lane that votes, how many children are before its own: by words[counter], or `added` if it is -1."""
+    if counter >= 0 and votes != 0:
+        if lane == 0:
+            added = cuda.atomic.add(words, uint32(counter), int32(cuda.popc(votes)))
+        added = cuda.shfl_sync(0xFFFFFFFF, added, 0)
+    return int32(added + cuda.popc(uint32(votes & ((1 << lane) - 1))))
 
 # %% ../notebooks/12_build.ipynb #2008e295
 @device_function
@@ -486,73 +530,123 @@ def list_first(thread: Any, limits: Any, bound: Any, shift: Any, row: Any, pool:
 
 
 @device_function
-def list_more(
-    lane: Any, parent: Any, end: Any, depth: Any, budget: Any, bound: Any, shift: Any, row: Any, counter: Any, pool: Any
-) -> Any:
-    """Put the children of prefix `parent` from rank 8 on into the pool, by one warp."""
+def list_more(lane: Any, parent: Any, added: Any, level: Any, limits: Any, bound: Any, digits: Any, pool: Any) -> Any:
+    """Put the other children of prefix `parent` into the pool, by one warp; returns as `list_some` does."""
+    end, depth, counter, bits = level
+    shift, row = digits
     score, product, key = score_at(pool, parent), product_at(pool, parent), key_at(pool, parent)
-    rank, more = int32(lane + 8), True
+    rank, more = int32(lane + (1 << bits)), True
     while more:
         inside, child = False, 0.0
-        if rank < int32(row.shape[0]) and int32(product * (rank + 1)) <= budget:
+        if rank < int32(row.shape[0]) and int32(product * (rank + 1)) <= limits[1]:
             child = score + float64(row[uint32(rank)])
             inside = child >= bound
         votes = cuda.ballot_sync(0xFFFFFFFF, inside)
-        if votes != 0:
-            i = int32(end + reserve(lane, votes, counter, pool[3]))
-            if inside and i < pool[0]:
-                store_prefix(pool, i, child, key + digit(rank, shift), depth, rank, parent, product * (rank + 1))
+        i = int32(end + reserve(lane, votes, added, counter, pool[8]))
+        if inside and i < pool[0]:
+            store_prefix(pool, i, child, key + digit(rank, shift), depth, rank, parent, product * (rank + 1))
+        added = int32(added + cuda.popc(votes))
         rank, more = int32(rank + 32), cuda.popc(votes) == 32
+    return added
 
 # %% ../notebooks/12_build.ipynb #d079d0c8
 @device_function
-def list_level(
-    lane: Any, own: Any, end: Any, depth: Any, limits: Any, bound: Any, value: Any, digits: Any, counter: Any, pool: Any
+def list_some(
+    lane: Any, own: Any, added: Any, level: Any, limits: Any, bound: Any, value: Any, digits: Any, pool: Any
 ) -> Any:
-    """Put the children of prefixes own ... own + 3 into the pool; eight lanes a prefix, each with the row's `value`."""
+    """Put the children of the next prefixes from `own` on into the pool, by one warp.
+
+    level: (end of the level's prefixes, depth of their children, counter of children, bits): 2**bits lanes a prefix,
+    each with the row's `value` of its rank. Returns `added` and how many.
+    """
+    end, depth, counter, bits = level
     _, budget, chain, _ = limits
-    shift, row = digits
-    rank, i, score, product = int32(lane & 7), int32(own + (lane >> 3)), -math.inf, budget
-    if i < end:
-        score, product = score_at(pool, i), product_at(pool, i)
+    rank, i = int32(lane & ((1 << bits) - 1)), int32(own + (lane >> bits))
+    here = min(i, int32(end - 1))  # a prefix to read where there is none
+    score, product, key = score_at(pool, here), product_at(pool, here), key_at(pool, here)
     child = score + value
     inside = int32(product * (rank + 1)) <= budget and child >= bound
-    inside = inside or (product == 1 and rank == 0 and depth <= chain and i < end)
+    inside = i < end and (inside or (product == 1 and rank == 0 and depth <= chain))
     votes = cuda.ballot_sync(0xFFFFFFFF, inside)
-    if votes != 0:
-        to = int32(end + reserve(lane, votes, counter, pool[3]))
-        if inside and to < pool[0]:
-            store_prefix(pool, to, child, key_at(pool, i) + digit(rank, shift), depth, rank, i, product * (rank + 1))
-    full = votes & 0x80808080
+    to = int32(end + reserve(lane, votes, added, counter, pool[8]))
+    if inside and to < pool[0]:
+        store_prefix(pool, to, child, key + digit(rank, digits[0]), depth, rank, i, product * (rank + 1))
+    added = int32(added + cuda.popc(votes))
+    full = uint32(votes & (0x80808080 if bits == 3 else 0x88888888))
     while full != 0:
-        parent = int32(own + ((cuda.ffs(full) - 1) >> 3))
-        list_more(lane, parent, end, depth, budget, bound, shift, row, counter, pool)
-        full = full & (full - 1)
+        parent = int32(own + (int32(cuda.ffs(full) - 1) >> bits))
+        added = list_more(lane, parent, added, level, limits, bound, digits, pool)
+        full = uint32(full & (full - 1))
+    return added
+
+# %% ../notebooks/12_build.ipynb #55f64cd2
+NARROW = 16  # prefixes of a level that one warp lists alone
+
+
+@device_function
+def value_at(log_probs: Any, cap: Any, depth: Any, rank: Any) -> Any:
+    """The value of candidate `rank` at position `depth`, from 0; there may be less than that, then of the last."""
+    column = int32(min(rank, int32(int32(log_probs.shape[1]) - 1)))
+    return log_probs[uint32(min(depth, int32(cap - 1))), uint32(column)]
+
+
+@device_function
+def list_level(
+    lane: Any, own: Any, step: Any, level: Any, limits: Any, bound: Any, value: Any, digits: Any, pool: Any
+) -> Any:
+    """Put the children of the prefixes from `own` on, and every `step` further on, into the pool; returns how many."""
+    added = int32(0)
+    while own < level[0]:
+        added = list_some(lane, own, added, level, limits, bound, value, digits, pool)
+        own = int32(own + step)
+    cuda.syncwarp()
+    return added
+
+
+@device_function
+def is_open(begin: Any, end: Any, depth: Any, cap: Any, pool: Any) -> Any:
+    """Whether prefixes begin ... end - 1 can have children, of this depth, and the pool has held all until now."""
+    return depth <= cap and begin < end and end <= pool[0]
 
 
 @device_function
 def list_prefixes(thread: Any, limits: Any, bound: Any, log_probs: Any, pool: Any) -> Any:
     """Put all prefixes that are at least `bound` into the pool, level by level; the end, above P if they do not fit."""
-    lane, warp = thread & int32(31), thread >> int32(5)
+    lane, warp = int32(thread & 31), int32(thread >> 5)
     cap, budget, _, _ = limits
-    columns, words = int32(log_probs.shape[1]), pool[3]
-    bits = int32(32 - cuda.clz(int32(min(columns, budget))))
-    shift, rank, counter = int32(63 - bits), int32(lane & 7), int32(0)
+    words, counter = pool[8], int32(0)
+    width = int32(min(int32(log_probs.shape[1]), budget))  # ranks beyond have products beyond the budget
+    bits = int32(32 - cuda.clz(width))
     if thread == 0:
         words[ADDED] = 0
-    end = list_first(thread, limits, bound, shift, log_probs[0], pool)
+    coming = value_at(log_probs, cap, int32(1), lane & 7) if cap > 0 else float32(0)
+    end = list_first(thread, limits, bound, int32(63 - bits), log_probs[0], pool)
     begin, depth = int32(1), int32(2)
-    while depth <= cap and begin < end and end <= pool[0]:
-        row, own, following = log_probs[uint32(depth - 1)], int32(begin + 4 * warp), int32((counter + 1) % 3)
+    while is_open(begin, end, depth, cap, pool):
+        alone, following = int32(end - begin) <= NARROW, int32(counter + 1) if counter < 2 else int32(0)
         if thread == 0:
             words[uint32(ADDED + following)] = 0  # of the three counters, the one that nobody reads or adds to now
-        value = float64(row[uint32(rank)]) if rank < columns and own < end else -math.inf
-        shift = int32(shift - bits)
-        while own < end:
-            list_level(lane, own, end, depth, limits, bound, value, (shift, row), uint32(ADDED + counter), pool)
-            own = int32(own + 4 * WARPS)
+        bits_a_prefix, step = (int32(2), int32(8)) if alone else (int32(3), int32(4 * WARPS))
+        rank, count_by = int32(lane & (3 if alone else 7)), int32(-1 if alone else ADDED + counter)
+        works = warp == 0 or not alone
+        while works:
+            value = cuda.shfl_sync(0xFFFFFFFF, coming, rank)
+            value, coming = float64(value) if rank < width else -math.inf, value_at(log_probs, cap, depth, lane & 7)
+            digits = int32(63 - bits * depth), log_probs[uint32(depth - 1)]
+            level = end, depth, count_by, bits_a_prefix
+            own, works = int32(begin + 4 * warp), False
+            added = list_level(lane, own, step, level, limits, bound, value, digits, pool)
+            if alone:
+                begin, end, depth = end, int32(end + added), int32(depth + 1)
+                works = is_open(begin, end, depth, cap, pool) and int32(end - begin) <= NARROW
+        if alone and thread == 0:
+            words[LISTED], words[LISTED + 1], words[LISTED + 2] = begin, end, depth
         cuda.syncthreads()
-        begin, end, depth = end, int32(end + words[uint32(ADDED + counter)]), int32(depth + 1)
+        if alone:
+            begin, end, depth = words[LISTED], words[LISTED + 1], words[LISTED + 2]
+            coming = value_at(log_probs, cap, int32(depth - 1), lane & 7)
+        else:
+            begin, end, depth = end, int32(end + words[uint32(ADDED + counter)]), int32(depth + 1)
         counter = following
     return end
 
@@ -594,11 +688,12 @@ def is_seed(pool: Any, i: Any, chain: Any) -> Any:
 @device_function
 def count_bins(thread: Any, end: Any, chain: Any, scale: Any, pool: Any) -> Any:
     """Put each prefix into the list of its bin."""
-    words, halves, lane, warp = pool[3], pool[4], thread & int32(31), thread >> int32(5)
+    order, binned, words = pool[6:]
+    lane, warp = int32(thread & 31), int32(thread >> 5)
     i = int32(thread + 1)
     while i < end:
         if not is_seed(pool, i, chain):
-            halves[order_place(pool, i)] = cuda.atomic.add(words, uint32(STARTS + bin_of(score_at(pool, i), scale)), 1)
+            order[uint32(i)] = cuda.atomic.add(words, uint32(STARTS + bin_of(score_at(pool, i), scale)), 1)
         i = int32(i + THREADS)
     cuda.syncthreads()
     first = uint32(STARTS + 4 * thread)
@@ -617,7 +712,7 @@ def count_bins(thread: Any, end: Any, chain: Any, scale: Any, pool: Any) -> Any:
     while i < end:
         if not is_seed(pool, i, chain):
             start = words[uint32(STARTS + bin_of(score_at(pool, i), scale))]
-            halves[uint32(order_place(pool, start + pool[0]) + int32(halves[order_place(pool, i)]))] = i
+            binned[uint32(start + int32(order[uint32(i)]))] = i
         i = int32(i + THREADS)
     cuda.syncthreads()
 
@@ -625,12 +720,12 @@ def count_bins(thread: Any, end: Any, chain: Any, scale: Any, pool: Any) -> Any:
 @device_function
 def index_of(i: Any, chain: Any, scale: Any, pool: Any) -> Any:
     """The index in the tree of prefix i: 1 and the chain and how many are ahead of it."""
-    score, words = score_at(pool, i), pool[3]
+    score, words = score_at(pool, i), pool[8]
     bin = bin_of(score, scale)
     k, stop = words[uint32(STARTS + bin)], words[uint32(STARTS + bin + 1)]
     index = int32(chain + k + 1)
     while k < stop:
-        other = int32(pool[4][order_place(pool, k + pool[0])])
+        other = int32(pool[7][uint32(k)])
         if other != i and is_ahead(pool, other, i, score):
             index = int32(index + 1)
         k = int32(k + 1)
@@ -645,35 +740,42 @@ def is_rounded(score: Any, before: Any, value: Any) -> Any:
 
 
 @device_function
-def order_prefixes(thread: Any, end: Any, limits: Any, scale: Any, log_probs: Any, pool: Any) -> Any:
-    """Give each prefix of the pool its index in the tree; returns whether no chosen one's score was rounded."""
+def order_prefixes(
+    thread: Any, end: Any, limits: Any, scale: Any, log_probs: Any, ids: Any, pool: Any, tree: Any
+) -> Any:
+    """Give each prefix its index in the tree and write the nodes from 1 on, all but their parents.
+
+    Returns whether no node's score was rounded.
+    """
+    tokens, _, depths, scores, ranks = tree
     _, budget, chain, _ = limits
     count_bins(thread, end, chain, scale, pool)
     i, rounded = int32(thread + 1), int32(0)
     while i < end:
-        place = place_at(pool, i)
-        index = int32(place >> 16) if is_seed(pool, i, chain) else index_of(i, chain, scale, pool)
-        pool[4][order_place(pool, i)] = index
+        place, score = place_at(pool, i), score_at(pool, i)
+        depth, rank = int32(place >> 16), int32(place & 0xFFFF)
+        at = uint32(depth - 1), uint32(rank)
+        token, value = ids[at], log_probs[at]  # on their way while prefixes are compared
+        index = depth if is_seed(pool, i, chain) else index_of(i, chain, scale, pool)
+        pool[6][uint32(i)] = index
         if index <= budget:
-            value = float64(log_probs[uint32((place >> 16) - 1), uint32(place & 0xFFFF)])
-            if is_rounded(score_at(pool, i), score_at(pool, parent_at(pool, i)), value):
+            node = uint32(index)
+            tokens[node], depths[node], scores[node], ranks[node] = token, depth, score, rank
+            if is_rounded(score, score_at(pool, parent_at(pool, i)), float64(value)):
                 rounded = int32(1)
         i = int32(i + THREADS)
     return cuda.syncthreads_or(rounded) == 0
 
 
 @device_function
-def write_tree(thread: Any, end: Any, count: Any, pool: Any, ids: Any, tree: Any) -> Any:
-    """Write the nodes from 1 on, and of the root all but its token."""
-    tokens, parents, depths, scores, ranks = tree
-    halves, i = pool[4], int32(thread + 1)
+def write_parents(thread: Any, end: Any, count: Any, pool: Any, tree: Any) -> Any:
+    """Write the parents of the nodes from 1 on, and of the root all but its token."""
+    _, parents, depths, scores, ranks = tree
+    order, i = pool[6], int32(thread + 1)
     while i < end:
-        node = int32(halves[order_place(pool, i)])
+        node = int32(order[uint32(i)])
         if node < count:
-            depth, rank = int32(place_at(pool, i) >> 16), int32(place_at(pool, i) & 0xFFFF)
-            tokens[uint32(node)], scores[uint32(node)] = ids[uint32(depth - 1), uint32(rank)], score_at(pool, i)
-            depths[uint32(node)], ranks[uint32(node)] = depth, rank
-            parents[uint32(node)] = halves[order_place(pool, parent_at(pool, i))]
+            parents[uint32(node)] = order[uint32(parent_at(pool, i))]
         i = int32(i + THREADS)
     if thread == 0:
         parents[0], depths[0], scores[0], ranks[0] = -1, 0, 0.0, -1
@@ -697,7 +799,6 @@ def list_best(thread: Any, limits: Any, log_probs: Any, pool: Any, floats: Any) 
     enough, cost = floats[ENOUGH], min(choose_guess(floats), float32(-floor))
     low, high, tries, end, bound = float32(0), float32(math.inf), int32(0), int32(1), floor
     while tries < TRIES:
-        cuda.syncthreads()
         bound = max(-float64(cost), floor)
         end = list_prefixes(thread, limits, bound, log_probs, pool)
         if end <= pool[0] and (end > budget or bound == floor or cap == 0):
@@ -707,10 +808,11 @@ def list_best(thread: Any, limits: Any, log_probs: Any, pool: Any, floats: Any) 
         else:
             low = cost
         cost, tries = next_cost(cost, low, high, enough), int32(tries + 1)
+        cuda.syncthreads()
     return int32(0), bound, False
 
 # %% ../notebooks/12_build.ipynb #15734317
-@kernel("E0", block=THREADS, grid="R", shared="56 * N + 15520")
+@kernel("E0", block=THREADS, grid="R", shared="56 * N + 15520", early=True)
 def build_trees_kernel(
     top_log_probs: Annotated[Any, "const float32[R, L, K]"],
     top_token_ids: Annotated[Any, "const int64[R, L, K]"],
@@ -729,19 +831,17 @@ def build_trees_kernel(
 ) -> None:
     """One block a request, at most 64 positions; otherwise as `build_trees_one_warp_kernel`."""
     request, thread = uint32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
-    lane, warp = thread & int32(31), thread >> int32(5)
+    lane, warp = int32(thread & 31), int32(thread >> 5)
     log_probs, ids = top_log_probs[request], top_token_ids[request]
     tree = tokens[request], parents[request], depths[request], scores[request], ranks[request]
-    places, rows = int32(tokens.shape[1]), int32(log_probs.shape[0])
-    words, floats = cuda.shared.array(0, np.int32), cuda.shared.array(0, np.float32)
-    doubles, keys = cuda.shared.array(0, np.float64), cuda.shared.array(0, np.int64)
-    halves = cuda.shared.array(0, np.uint16)
-    pool = int32(2 * places + 256), doubles, keys, words, halves
+    places, rows, root = int32(tokens.shape[1]), int32(log_probs.shape[0]), root_tokens[request]
+    pool, floats = pool_of(int32(2 * places + 256)), cuda.shared.array(0, np.float32)
+    words = pool[8]
     budget = max(min(budgets[request], int32(places - 1)), int32(0)) if log_probs.shape[1] > 0 else int32(0)
     limits = limits_of(request, rows, budget, max_depths, min_log_probs, chain_lengths)
     kept = limits[2]
-    for i in range(4):
-        words[uint32(STARTS + THREADS * i + thread)] = 0
+    first = uint32(STARTS + thread)
+    words[first], words[first + THREADS], words[first + 2 * THREADS], words[first + 3 * THREADS] = 0, 0, 0, 0
     if warp < GUESSERS:
         guess_cost(lane, warp, limits[0], budget, log_probs, words, floats)
     else:
@@ -749,7 +849,7 @@ def build_trees_kernel(
         if lane == 0:
             words[uint32(TOTALS + warp)] = bad
     if thread == 0:
-        doubles[HEAD // 2], halves[order_place(pool, 0)] = 0.0, 0
+        pool[1][0], pool[6][0] = 0.0, 0
     cuda.syncthreads()
     bad = least_of_warp(words[uint32(TOTALS + lane)] if lane >= GUESSERS and lane < WARPS else rows)
     budget = budget if bad == rows else int32(0)
@@ -759,22 +859,25 @@ def build_trees_kernel(
     count = min(end, int32(budget + 1))
     if done:
         scale = float32(BINS - 1) / min(float32(-bound), float32(2) * floats[ENOUGH])
-        done = order_prefixes(thread, end, limits, scale, log_probs, pool)
-    cuda.syncthreads()
+        done = order_prefixes(thread, end, limits, scale, log_probs, ids, pool, tree)
     if done:
-        write_tree(thread, end, count, pool, ids, tree)
-    elif warp == 0:
-        count = build_by_warp(lane, limits, log_probs, ids, tree)
-    cuda.syncthreads()
-    if warp == 0:
-        cuda.syncwarp()
-        if costs.shape[0] > 0:
-            count = stop_early(lane, count, kept, costs, scores[request])
-        if lane == 0:
-            tokens[request, 0], words[0] = root_tokens[request], count
-            counts[request] = count if bad == rows else -1 - bad
-    cuda.syncthreads()
-    clear_places(words[0] + thread, THREADS, tree)
+        write_parents(thread, end, count, pool, tree)
+    else:
+        cuda.syncthreads()
+        if warp == 0:
+            count = build_by_warp(lane, limits, log_probs, ids, tree)
+    if not done or costs.shape[0] > 0:
+        cuda.syncthreads()
+        if warp == 0:
+            if costs.shape[0] > 0:
+                count = stop_early(lane, count, kept, costs, scores[request])
+            if lane == 0:
+                words[0] = count
+        cuda.syncthreads()
+        count = words[0]
+    if thread == 0:
+        tokens[request, 0], counts[request] = root, count if bad == rows else -1 - bad
+    clear_places(count + thread, THREADS, tree)
 
 # %% ../notebooks/12_build.ipynb #12-build-030
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .build import Trees, build_trees, empty_trees, worthwhile_size
 from .cuda import Device, GpuArray, cdiv, current_device
 from .layout import TreeLayout, empty_layout, lay_out, lay_out_ref
-from .topk import GROUP, LIMIT, MAX_K, MAX_VOCABULARY, TopK, empty_top_k, top_k, top_k_ref
+from .topk import LIMIT, MAX_K, MAX_VOCABULARY, SPAN, TopK, empty_top_k, top_k, top_k_ref
 from .tree import DraftTree, build_tree
 
 # %% ../notebooks/14_draft.ipynb #849ca128
@@ -210,7 +210,7 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
 def _fitting(out: Draft, shape: tuple[int, int, int]) -> Draft:
     """`out`; raises ValueError if it was made for logits of another shape."""
     rows, work = tuple(out.top.ids.shape[:-1]), out.top.work
-    if work is None or rows != shape[:2] or work[0].shape[-1] != cdiv(shape[2], GROUP):
+    if work is None or rows != shape[:2] or work[0].shape[-1] != cdiv(shape[2], SPAN):
         raise ValueError(f"draft_tree: out was not made for logits {list(shape)}; make it with empty_draft(shape, N)")
     return out
 

@@ -138,7 +138,7 @@ def link_children(parents: Any, padded: Any) -> None:
     cuda.syncthreads()
 
 # %% ../notebooks/13_layout.ipynb #13-layout-038
-@kernel("E0", block=256, grid=("R", "cdiv(N, 128) + 1"), shared="768 * W")
+@kernel("E0", block=256, grid=("R", "cdiv(N, 128) + 1"), shared="768 * W", early=True)
 def lay_out_kernel(
     parents: Annotated[Any, "const int32[R, N]"],
     depths: Annotated[Any, "const int32[R, N]"],

@@ -77,7 +77,7 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
 }
 
 /* reduce_groups_float32_wide: class E1, from ddtree/topk.py
-     const int64[M] data
+     const int32[M] data
      int64 row_step
      int32 vocabulary
      const float32[B] temperatures
@@ -130,7 +130,7 @@ static inline unsigned ddtree_reduce_groups_float32_wide_shared(const ddtree_red
 }
 
 /* reduce_groups_bfloat16_wide: class E1, from ddtree/topk.py
-     const int64[M] data
+     const int32[M] data
      int64 row_step
      int32 vocabulary
      const float32[B] temperatures
@@ -193,7 +193,6 @@ static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_re
      int64 first_id
      int32 P
      int32 Q
-     int32 N
      const uint32[R, G] maxima
      const int64[R, S, 6] states
      int64[R, K] ids
@@ -204,7 +203,7 @@ static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_re
 #define DDTREE_CHOOSE_TOKENS_FLOAT32_FILE "choose_tokens_float32.ptx"
 #define DDTREE_CHOOSE_TOKENS_FLOAT32_ENTRY "ddtree_choose_tokens_float32"
 enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Z = 1 };
-enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BYTES = 808 };
+enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BYTES = 800 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -216,7 +215,6 @@ typedef struct {
     int64_t first_id;
     int32_t P;
     int32_t Q;
-    int32_t N;
     ddtree_array2 maxima;
     ddtree_array3 states;
     ddtree_array2 ids;
@@ -235,14 +233,13 @@ DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, rows_a_request) == 272
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, first_id) == 280);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, P) == 288);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, Q) == 292);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, N) == 296);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, maxima) == 304);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, states) == 376);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, ids) == 464);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, logits) == 536);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_probs) == 608);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_z) == 680);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, state) == 736);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, maxima) == 296);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, states) == 368);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, ids) == 456);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, logits) == 528);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_probs) == 600);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_z) == 672);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, state) == 728);
 
 static inline void ddtree_choose_tokens_float32_grid(const ddtree_choose_tokens_float32_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->maxima.shape[0]);
@@ -253,7 +250,7 @@ static inline void ddtree_choose_tokens_float32_grid(const ddtree_choose_tokens_
 
 static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_tokens_float32_args *a) {
     (void)a;
-    return (unsigned)(8 * (int64_t)a->P + 4 * (int64_t)a->N + 4 * (int64_t)a->Q);
+    return (unsigned)(20 * (int64_t)a->P + 4 * (int64_t)a->Q + 4);
 }
 
 /* choose_tokens_bfloat16: class E1, from ddtree/topk.py
@@ -267,7 +264,6 @@ static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_t
      int64 first_id
      int32 P
      int32 Q
-     int32 N
      const uint32[R, G] maxima
      const int64[R, S, 6] states
      int64[R, K] ids
@@ -278,7 +274,7 @@ static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_t
 #define DDTREE_CHOOSE_TOKENS_BFLOAT16_FILE "choose_tokens_bfloat16.ptx"
 #define DDTREE_CHOOSE_TOKENS_BFLOAT16_ENTRY "ddtree_choose_tokens_bfloat16"
 enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Z = 1 };
-enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BYTES = 808 };
+enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BYTES = 800 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -290,7 +286,6 @@ typedef struct {
     int64_t first_id;
     int32_t P;
     int32_t Q;
-    int32_t N;
     ddtree_array2 maxima;
     ddtree_array3 states;
     ddtree_array2 ids;
@@ -309,14 +304,13 @@ DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, rows_a_request) == 27
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, first_id) == 280);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, P) == 288);
 DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, Q) == 292);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, N) == 296);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, maxima) == 304);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, states) == 376);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, ids) == 464);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, logits) == 536);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_probs) == 608);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_z) == 680);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, state) == 736);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, maxima) == 296);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, states) == 368);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, ids) == 456);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, logits) == 528);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_probs) == 600);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_z) == 672);
+DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, state) == 728);
 
 static inline void ddtree_choose_tokens_bfloat16_grid(const ddtree_choose_tokens_bfloat16_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->maxima.shape[0]);
@@ -327,7 +321,7 @@ static inline void ddtree_choose_tokens_bfloat16_grid(const ddtree_choose_tokens
 
 static inline unsigned ddtree_choose_tokens_bfloat16_shared(const ddtree_choose_tokens_bfloat16_args *a) {
     (void)a;
-    return (unsigned)(8 * (int64_t)a->P + 4 * (int64_t)a->N + 4 * (int64_t)a->Q);
+    return (unsigned)(20 * (int64_t)a->P + 4 * (int64_t)a->Q + 4);
 }
 
 /* merge_top_k: class E1, from ddtree/topk.py

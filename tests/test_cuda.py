@@ -26,6 +26,7 @@ from ddtree.cuda import (
     flatten_names,
     kernel,
     link,
+    load_four,
     max_or_nan,
     parse_contract,
     parse_parameter,
@@ -427,6 +428,38 @@ def test_an_instruction_without_a_name_in_numba_is_run_as_it_stands(device):
     assert np.isnan(out[4]) and least.tolist() == [9] * 32
 
 
+@kernel("E0", block=32, grid="1", early=True)
+def load_four_kernel(
+    x: Annotated[Any, "const int32[M]"], out: Annotated[Any, "int32[N]"], first: Annotated[Any, "int32"]
+) -> None:
+    i = cuda.threadIdx.x
+    a, b, c, d = load_four(x, first + 4 * i)
+    out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3] = d, c, b, a
+
+
+def test_four_neighbours_are_loaded_at_once(device):
+    x, out = np.arange(160, dtype=np.int32), np.zeros(128, np.int32)
+    load_four_kernel(x, out, 16, device=device)
+    assert out.reshape(32, 4).tolist() == x[16:144].reshape(32, 4)[:, ::-1].tolist()
+    assert "ld.global.v4." in load_four_kernel.ptx()
+    with pytest.raises(TypeError, match="a load of 4 elements is an instruction of a kernel; Python cannot run it"):
+        load_four(x, 0)
+
+
+def test_four_that_do_not_begin_at_16_bytes_are_refused():
+    with pytest.raises(PtxError, match="misaligned"):
+        load_four_kernel(np.arange(160, dtype=np.int32), np.zeros(128, np.int32), 2, device=PtxDevice())
+
+
+def test_a_kernel_waits_for_the_launch_before_where_launches_may_overlap():
+    wait, early = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+    text = load_four_kernel.ptx("sm_90")
+    assert text.index(wait) < text.index(early) < text.index("ld.param")
+    assert (wait in scale_kernel.ptx(), early in scale_kernel.ptx()) == (True, False)
+    assert "griddepcontrol" not in load_four_kernel.ptx("sm_80")
+    link(text, "sm_90")
+
+
 def test_a_launch_computes_and_counts(device):
     out = device.empty(1000, np.float32)
     counters = scale_kernel(numbers(1000), 0.5, out, device=device)
@@ -645,7 +678,8 @@ def test_the_gpu_gets_the_words_of_the_abi(launched):
     x, out = OnGpu(shape=(130,)), OnGpu(shape=(130,), data=(8192, False), strides=(4,))
     scale_kernel(x, 0.5, out, device=device)
     ((stream, config, loaded, *words),) = launches
-    assert (stream, loaded, config) == ("default", "loaded", {"grid": (3,), "block": (64,), "shmem_size": 0})
+    shape = {"grid": (3,), "block": (64,), "shmem_size": 0, "programmatic_stream_serialization": True}
+    assert (stream, loaded, config) == ("default", "loaded", shape)
     assert words == [0, 0, 130, 4, 4096, 130, 4, np.float32(0.5), 0, 0, 130, 4, 8192, 130, 4]
     assert type(words[7]) is np.float32
 
