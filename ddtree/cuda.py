@@ -266,21 +266,6 @@ def check_arch(arch: str) -> None:
 _PTX_VERSIONS = {"sm_80": "7.1", "sm_90": "8.0", "sm_100": "8.6", "sm_120": "8.7"}  # the first that has all we use
 
 
-def _begin(text: str, arch: str, early: bool) -> str:
-    """The PTX with the wait for the launch before, where launches may overlap."""
-    if not _overlaps(arch):
-        return text
-    head, body = text[: text.index(".entry")], text[text.index(".entry") :]
-    first = "\tgriddepcontrol.wait;\n" + "\tgriddepcontrol.launch_dependents;\n" * early
-    declarations = r"\n\{\n(?:\s*\.(?:reg|local|shared)\b.*\n)*"
-    return head + re.sub(declarations, lambda match: match[0] + first, body, count=1)
-
-
-def _overlaps(arch: str) -> bool:
-    """Whether launches may overlap on an architecture: from compute capability 9.0 on."""
-    return int(re.sub(r"\D", "", arch)) >= 90
-
-
 def _canonical(text: str, entry: str, arch: str) -> str:
     """The PTX with chosen names, the first PTX version that fits the architecture and no path of this machine."""
     mangled = re.search(r"\.visible \.entry (\S+)\(", text)
@@ -311,6 +296,21 @@ def _source(file: str) -> str:
     if folder.startswith("ipykernel_"):
         return "notebook cell"
     return f"{folder}/{name}" if folder == "ddtree" else name
+
+# %% ../notebooks/06_cuda.ipynb #736fb398
+def _begin(text: str, arch: str, early: bool) -> str:
+    """The PTX with the wait for the launch before, where launches may overlap."""
+    if not _overlaps(arch):
+        return text
+    head, body = text[: text.index(".entry")], text[text.index(".entry") :]
+    first = "\tgriddepcontrol.wait;\n" + "\tgriddepcontrol.launch_dependents;\n" * early
+    declarations = r"\n\{\n(?:\s*\.(?:reg|local|shared)\b.*\n)*"
+    return head + re.sub(declarations, lambda match: match[0] + first, body, count=1)
+
+
+def _overlaps(arch: str) -> bool:
+    """Whether launches may overlap on an architecture: from compute capability 9.0 on."""
+    return int(re.sub(r"\D", "", arch)) >= 90
 
 # %% ../notebooks/06_cuda.ipynb #eb0eeefd
 _KNOWN = (bool, int, float, str, type(None), np.generic, np.dtype, Instruction, WideLoad)
