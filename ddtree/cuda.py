@@ -305,7 +305,9 @@ def _begin(text: str, arch: str, early: bool) -> str:
     head, body = text[: text.index(".entry")], text[text.index(".entry") :]
     first = "\tgriddepcontrol.wait;\n" + "\tgriddepcontrol.launch_dependents;\n" * early
     declarations = r"\n\{\n(?:\s*\.(?:reg|local|shared)\b.*\n)*"
-    return head + re.sub(declarations, lambda match: match[0] + first, body, count=1)
+    begun, found = re.subn(declarations, lambda match: match[0] + first, body, count=1)
+    assert found, "the kernel has no body"
+    return head + begun
 
 
 def _overlaps(arch: str) -> bool:
@@ -363,7 +365,7 @@ def _compilers() -> str:
     names = ("numba", "llvmlite", "nvidia", "cuda", "ddtree")
     versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
-    parts = (_compile, _compilable, _lower, _intrinsic, _wide_load, _numba_type, _canonical, _begin)
+    parts = (_compile, _compilable, _lower, _intrinsic, _wide_load, _numba_type, _canonical, _begin, _overlaps)
     calls = [_codes(part.__code__)[0] for part in parts]
     return repr((sys.version_info[:2], sorted(versions.items()), sorted(settings.items()), _PTX_VERSIONS, calls))
 

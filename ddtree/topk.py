@@ -368,7 +368,7 @@ def put_state(place: Any, top: Any, a: Any, b: Any, c: Any, d: Any, bad: Any) ->
 # %% ../notebooks/11_topk.ipynb #c21d6c27
 @cache
 def make_group_kernel(dtype: str, way: str) -> Kernel:
-    """The first kernel. way: "wide" loads words of 16 bytes, for rows aligned to them and V a multiple of 16; "narrow"
+    """The first kernel. way: "wide" loads 16 bytes at once, for rows aligned to them and V a multiple of 16; "narrow"
     loads one logit at a time; "adjusted" does so and applies temperature, bias and mask."""
     load_group, decode_group = make_load_group(dtype, way)
     element = "int32" if way == "wide" or dtype == "float32" else "int16"
@@ -429,7 +429,7 @@ def make_group_kernel(dtype: str, way: str) -> Kernel:
 
 # %% ../notebooks/11_topk.ipynb #11-topk-039
 CHOOSERS, GATHERERS, WARPS, EDGES = 512, 480, 16, 32  # of the second kernel: threads a block, without the last warp
-ONE_A_THREAD = 256  # for so many winners, the best group of each thread will do
+ONE_A_THREAD = 256  # for so many winners, the best span of each thread will do
 
 
 @device_function
@@ -505,13 +505,14 @@ div_approx = Instruction("div.approx.f32 $0, $1, $2;", "float32", ("float32", "f
 
 @device_function
 def next_middle(low: Any, high: Any, many: Any, few: Any, want: Any, turn: Any) -> Any:
-    """Where to look next between low, which `many` reach, and high, which `few` reach: three times where `want` would,
-    if their logarithm fell evenly, then in the middle."""
-    middle, logs = (low + high) >> 1, log2_approx(np.float32(many))
-    slope = logs - log2_approx(max(np.float32(few), np.float32(0.5)))
-    part = np.float32(high - low) * div_approx(logs - log2_approx(np.float32(want)), slope)
-    guess = low + np.int64(max(part, np.float32(1)))
-    return guess if turn & 3 != 3 and guess < high else middle
+    """Which rank to count next between low, which `many` reach, and high, which `few` reach: three times that which
+    `want` would reach, if the logarithm of their number fell evenly, or within one key the number itself; then the
+    middle."""
+    a, b, c = np.float32(many), np.float32(want), np.float32(few)
+    if high > ((low >> 18) + 1) << 18:
+        a, b, c = log2_approx(a), log2_approx(b), log2_approx(max(c, np.float32(0.5)))
+    guess = low + np.int64(max(np.float32(high - low) * div_approx(a - b, a - c), np.float32(1)))
+    return guess if turn & 3 != 3 and guess < high else (low + high) >> 1
 
 
 @device_function
@@ -529,14 +530,17 @@ def add_block(value: Any, cells: Any, turn: Any) -> Any:
 def make_cut(reached: DeviceFunction) -> DeviceFunction:
     """`cut_best` for ranks, which differ: from `want` to `most` reach the result. Fewer steps, as each counts more.
 
-    reached(what, rank): how many of a thread reach the rank. many: how many of all reach low.
+    reached(what, rank): how many of a thread reach the rank. many: how many of all reach low. first: where to look
+    first, if it is above low; if not, above all that share the key of low, as many may be equal.
     """
 
     @device_function
-    def cut_ranks(what: Any, low: Any, high: Any, many: Any, want: Any, most: Any, cells: Any) -> Any:
+    def cut_ranks(what: Any, low: Any, high: Any, first: Any, many: Any, want: Any, most: Any, cells: Any) -> Any:
         few, turn, cell = np.int32(0), np.int32(0), 0
+        middle = first if first > low else ((low >> 18) + 1) << 18
         while high - low > 1:
-            middle = next_middle(low, high, many, few, (want + most) >> 1, turn)
+            if turn > 0 or middle >= high:
+                middle = next_middle(low, high, many, few, (want + most) >> 1, turn)
             total, turn = add_block(reached(what, middle), cells, cell), np.int32(turn + 1)
             cell = (cell + 1) % 3
             if total < want:
@@ -552,7 +556,7 @@ def make_cut(reached: DeviceFunction) -> DeviceFunction:
 # %% ../notebooks/11_topk.ipynb #11-topk-041
 @device_function
 def reaches(key: Any, id: Any, floor: Any) -> Any:
-    """1 if a key with this id reaches the floor, a rank; 0 if not."""
+    """1 if a key with this id reaches the floor, a rank; 0 if not. In 32 bits, for fewer registers."""
     least = np.uint32(floor >> 18)
     least = np.uint32(least + np.uint32(1)) if np.int32(id) > np.int32(LAST_ID - (floor & LAST_ID)) else least
     return np.int32(key >= least)
@@ -609,7 +613,8 @@ def choose_spans(
         floor = cut_best(best, low, high, few, few + few // 32 + 4) << 18
     while found > most and turn < 2:
         if few < count and (turn == 1 or few > ONE_A_THREAD):
-            floor = cut_spans(keys, max(floor, low << 18), high << 18, min(found, count), few, most, cells)
+            start = low << 18 if few <= CHOOSERS else floor  # which one span of each thread reaches, or all
+            floor = cut_spans(keys, max(floor, start), high << 18, low << 18, min(found, count), few, most, cells)
         found, turn = pick_spans(keys, best, floor, spans, most, cells[3 + turn :]), np.int32(turn + 1)
     return min(found, np.int32(most)), floor
 
@@ -808,9 +813,10 @@ def make_choose_kernel(dtype: str, adjusted: bool) -> Kernel:
         return key if i < kept else np.uint32(0)
 
     @device_function
-    def four_of(row: Any, spans: Any, i: Any, kept: Any) -> Any:
-        a, b = key_of(row, spans, i, kept), key_of(row, spans, np.int32(i + 15), kept)
-        return a, b, key_of(row, spans, np.int32(i + 30), kept), key_of(row, spans, np.int32(i + 45), kept)
+    def four_of(row: Any, spans: Any, i: Any, step: Any, kept: Any) -> Any:
+        a, b = key_of(row, spans, i, kept), key_of(row, spans, np.int32(i + step), kept)
+        c = key_of(row, spans, np.int32(i + 2 * step), kept)
+        return a, b, c, key_of(row, spans, np.int32(i + 3 * step), kept)
 
     @device_function
     def offer_four(keys: Any, i: Any, spans: Any, lowest: Any, chosen: Any, most: Any, cell: Any) -> Any:
@@ -823,23 +829,30 @@ def make_choose_kernel(dtype: str, adjusted: bool) -> Kernel:
         offer(keys[3], np.int32(i + 45), spans, four, place, chosen, most)
 
     @device_function
+    def reaches_at(key: Any, spans: Any, i: Any, kept: Any, floor: Any) -> Any:
+        return reaches(key, id_at(spans, min(i, np.int32(kept - 1))), floor)
+
+    @device_function
     def count_logits(what: Any, floor: Any) -> Any:
         row, spans, kept = what
         reached, i = np.int32(0), np.int32(cuda.threadIdx.x >> 5)
         while i < kept:
-            reached = np.int32(reached + reaches(key_of(row, spans, i, kept), id_at(spans, i), floor))
-            i = np.int32(i + WARPS)
-        return reached
+            a, b, c, d = four_of(row, spans, i, WARPS, kept)
+            reached += reaches_at(a, spans, i, kept, floor) + reaches_at(b, spans, np.int32(i + WARPS), kept, floor)
+            reached += reaches_at(c, spans, np.int32(i + 2 * WARPS), kept, floor)
+            reached += reaches_at(d, spans, np.int32(i + 3 * WARPS), kept, floor)
+            i = np.int32(i + 4 * WARPS)
+        return np.int32(reached)
 
     cut_logits = make_cut(count_logits)
 
     @device_function
     def choose_again(what: Any, low: Any, high: Any, found: Any, want: Any, chosen: Any, most: Any, cells: Any) -> Any:
         row, spans, kept = what
-        floor, i = cut_logits(what, low, high, found, want, most, cells), np.int32(cuda.threadIdx.x >> 5)
+        floor, i = cut_logits(what, low, high, low, found, want, most, cells), np.int32(cuda.threadIdx.x >> 5)
         while i < kept:
             key = key_of(row, spans, i, kept)
-            votes = cuda.ballot_sync(0xFFFFFFFF, reaches(key, id_at(spans, i), floor) != 0)
+            votes = cuda.ballot_sync(0xFFFFFFFF, reaches_at(key, spans, i, kept, floor) != 0)
             offer(key, i, spans, votes, reserve(cuda.popc(votes), cells[3:]), chosen, most)
             i = np.int32(i + WARPS)
         cuda.syncthreads()
@@ -887,9 +900,9 @@ def make_choose_kernel(dtype: str, adjusted: bool) -> Kernel:
         if lane < GATHERERS:
             i = np.int32(lane >> 5)
             while i < kept:
-                one = four_of(place, spans, i, kept)
+                one = four_of(place, spans, i, 15, kept)
                 if i + 60 < kept:
-                    two = four_of(place, spans, np.int32(i + 60), kept)
+                    two = four_of(place, spans, np.int32(i + 60), 15, kept)
                     offer_four(two, np.int32(i + 60), spans, lowest, chosen, P, cells[5:])
                 offer_four(one, i, spans, lowest, chosen, P, cells[5:])
                 i = np.int32(i + 120)

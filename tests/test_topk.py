@@ -252,6 +252,17 @@ def test_more_than_128_winners_are_sorted_wherever_they_lie(steps):
         assert_same(top_k(x, k, device=WATCHED), top_k_ref(x, k))
 
 
+@pytest.mark.parametrize(("k", "spans"), [(513, 520), (600, 1500), (1024, 1500)])
+def test_winners_one_a_span_in_more_spans_than_threads(k, spans):
+    """512 spans, one of each thread, hold one large logit each: fewer reach the least of them than are wanted."""
+    x = normal(1, spans * 32)
+    x[0, : 512 * 32 : 32] += 100
+    assert_same(top_k(x, k, device=FAST), top_k_ref(x, k))
+    x = np.full((1, spans, 32), -10, np.float32)
+    x[0, :512, 0], x[0, 512:, 0] = 10, 5
+    assert_same(top_k(x.reshape(1, -1), k, device=FAST), top_k_ref(x.reshape(1, -1), k))
+
+
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 31, 32, 33, 48, 64, 511, 8208])
 def test_the_last_span_may_be_short(vocabulary):
     x = normal(3, vocabulary, seed=vocabulary)
