@@ -1108,7 +1108,7 @@ class GpuDevice(Device):
     def _bind(self, kernel: Kernel, grid: tuple[int, ...], shared: int, values: list[View | np.generic]) -> _Run:
         launch, (loaded, _) = self._core.launch, self._load(kernel)
         shape = {"grid": grid, "block": kernel.rule.block, "shmem_size": shared}
-        overlap = {"programmatic_stream_serialization": _overlaps(self.arch)}  # they wait themselves
+        overlap = {"programmatic_stream_serialization": _overlaps(self.arch)}  # safe: every kernel begins with a wait
         config = self._core.LaunchConfig(**shape, **overlap) if all(grid) else None
         words: list[Any] = []
         for value in values:
