@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .ptx import Counters, load_ptx
-from .ptx_memory import GlobalMemory
+from .ptx.memory import GlobalMemory
 
 # %% ../notebooks/06_cuda.ipynb #06-cuda-009
 class _Cuda:
@@ -48,7 +49,7 @@ cuda: Any = _Cuda()
 
 @dataclass(frozen=True)
 class DeviceFunction:
-    """A function that kernels call; its code is copied to the place of each call. Python can call it as it is."""
+    """A function that kernels call; the compiler puts its code where it is called. Python can call it as it is."""
 
     function: Callable[..., Any]
 
@@ -168,25 +169,40 @@ def _import(name: str) -> Any:
         ) from error
 
 # %% ../notebooks/06_cuda.ipynb #06-cuda-022
-def _compilable(function: Callable[..., Any]) -> types.FunctionType:
+def _compilable(function: Callable[..., Any], arch: str) -> types.FunctionType:
     """A copy of the function whose globals and closure hold what numba understands."""
-    names = function.__code__.co_names
-    scope = {**function.__globals__, **{n: _lower(function.__globals__[n]) for n in names if n in function.__globals__}}
-    closure = tuple(types.CellType(_lower(cell.cell_contents)) for cell in function.__closure__ or ())
+    names, scope = function.__code__.co_names, dict(function.__globals__)
+    scope |= {name: _lower(scope[name], arch) for name in names if name in scope}
+    closure = tuple(types.CellType(_lower(cell.cell_contents, arch)) for cell in function.__closure__ or ())
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
     copy.__module__ = function.__module__
     return copy
 
 
-def _lower(value: Any) -> Any:
-    """numba's module for `cuda`, an inlined function for a device function, anything else as it is."""
+def _lower(value: Any, arch: str) -> Any:
+    """numba's module for `cuda`, a function that NVVM inlines for a device function, anything else as it is."""
     if value is cuda:
         return _import("numba.cuda")
     if isinstance(value, DeviceFunction):
-        return _import("numba.cuda").jit(device=True, inline="always")(_compilable(value.function))
+        return _jitted(value.function, arch)
     if isinstance(value, WideLoad):
         return _wide_load(value.count)
     return _intrinsic(value) if isinstance(value, Instruction) else value
+
+
+_JITTED: dict[tuple[str, str], Any] = {}  # by what a function depends on: numba compiles each once for all its callers
+
+
+def _jitted(function: Callable[..., Any], arch: str) -> Any:
+    """The device function in numba's terms."""
+    described = _describe(function)
+    if described is not None and (described, arch) in _JITTED:
+        return _JITTED[described, arch]
+    jit = _import("numba.cuda").jit(device=True, forceinline=True, lineinfo=True)
+    jitted = jit(_compilable(function, arch))
+    if described is not None:
+        _JITTED[described, arch] = jitted
+    return jitted
 
 
 def _wide_load(count: int) -> Any:
@@ -246,8 +262,26 @@ def _compile(function: Callable[..., Any], parameters: Sequence[Parameter], arch
     """The PTX that numba makes for the architecture "sm_120", with line numbers."""
     capability = _capabilities()[arch]
     signature = tuple(_numba_type(parameter) for parameter in parameters)
-    text, _ = _import("numba.cuda").compile_ptx(_compilable(function), signature, cc=capability, lineinfo=True)
+    with _compiling_for(capability):
+        compilable = _compilable(function, arch)
+        text, _ = _import("numba.cuda").compile_ptx(compilable, signature, cc=capability, lineinfo=True)
     return str(text)
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
+    """While it lasts, numba takes this for the GPU it compiles device functions for; it would ask a driver."""
+    dispatcher = _import("numba.cuda.dispatcher")
+    with _ONE_AT_A_TIME:
+        asked = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=capability)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = asked
 
 
 def _capabilities() -> dict[str, tuple[int, int]]:
@@ -365,7 +399,7 @@ def _compilers() -> str:
     names = ("numba", "llvmlite", "nvidia", "cuda", "ddtree")
     versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
-    parts = (_compile, _compilable, _lower, _intrinsic, _wide_load, _numba_type, _canonical, _begin, _overlaps)
+    parts = (_compile, _compilable, _lower, _jitted, _intrinsic, _wide_load, _numba_type, _canonical, _begin, _overlaps)
     calls = [_codes(part.__code__)[0] for part in parts]
     return repr((sys.version_info[:2], sorted(versions.items()), sorted(settings.items()), _PTX_VERSIONS, calls))
 

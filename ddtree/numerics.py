@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .cuda import DeviceFunction, cuda, device_function
-from .ptx_arith import fma32
+from .ptx.arith import fma32
 
 # %% ../notebooks/10_numerics.ipynb #10-numerics-009
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tools import links
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -58,19 +60,13 @@ def test_the_python_of_the_readme_runs(monkeypatch, capsys):
     assert "import" in capsys.readouterr().out
 
 
-def test_previous_and_next_make_one_chain():
-    first = [cells(path, "markdown")[0].source for path in NOTEBOOKS]
-    nexts = [re.search(r"Next: \[[^]]+\]\(([^)]+)\)", text)[1] for text in first]
-    previous = [re.search(r"Previous: \[[^]]+\]\(([^)]+)\)", text)[1] for text in first[1:]]
-    names = [path.name for path in NOTEBOOKS]
-    assert nexts == [*names[1:], names[0]]
-    assert previous == names[:-1]
+def test_links_follow_the_order_of_reading(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["links", "--check"])
+    assert links.main() == 0, capsys.readouterr().out
 
 
-def test_titles_of_links_between_neighbours_are_their_titles():
-    titles = {path.name: cells(path, "markdown")[0].source.split("\n")[0].removeprefix("# ") for path in NOTEBOOKS}
-    for path in NOTEBOOKS:
-        for label, target in re.findall(
-            r"(?:Previous|Next): \[([^]]+)\]\(([^)]+)\)", cells(path, "markdown")[0].source
-        ):
-            assert titles[target] == label, f"{path.name} calls {target} {label!r}"
+def test_the_tour_lists_every_notebook_in_the_order_of_reading():
+    order = [path.name for path in links.read_order()][1:]
+    start = "\n".join(cell.source for cell in cells(links.read_order()[0], "markdown")[1:])
+    linked = [name for name in re.findall(r"\]\((\w+\.ipynb)\)", start) if name in order]
+    assert list(dict.fromkeys(linked)) == order

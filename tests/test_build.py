@@ -22,7 +22,7 @@ from ddtree.build import (
 )
 from ddtree.cuda import PtxDevice, watch_launches
 from ddtree.kdtr import load
-from ddtree.ptx_text import PtxError
+from ddtree.ptx.text import PtxError
 from ddtree.tree import DraftTree, build_tree
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")

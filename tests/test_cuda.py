@@ -33,7 +33,7 @@ from ddtree.cuda import (
     watch_launches,
 )
 from ddtree.ptx import load_ptx
-from ddtree.ptx_text import PtxError
+from ddtree.ptx.text import PtxError
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
 

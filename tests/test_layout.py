@@ -25,7 +25,7 @@ from ddtree.layout import (
     lay_out,
     lay_out_ref,
 )
-from ddtree.ptx_text import PtxError
+from ddtree.ptx.text import PtxError
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree.ptx import GlobalMemory, Machine, PtxError, load_ptx
-from ddtree.ptx_text import control_flow, parse
+from ddtree.ptx.text import control_flow, parse
 
 KERNELS = Path(__file__).parent.parent / "fixtures" / "ptx"
 HEAD = ".version 9.5\n.target sm_120\n.address_size 64\n"

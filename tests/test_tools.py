@@ -62,8 +62,8 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(project, name, source, directive=True, title="# One\n\n> First."):
-    first = [code(f"#| default_exp {name[3:]}")] if directive else []
+def write(project, name, source, directive=True, title="# One\n\n> First.", module=None):
+    first = [code(f"#| default_exp {module or name.split('_', 1)[1]}")] if directive else []
     cells = [nbformat.v4.new_markdown_cell(title), *first, code(f"#| export\n{source}")]
     nbformat.write(notebook(*cells), project / "notebooks" / f"{name}.ipynb")
 
@@ -101,12 +101,9 @@ def test_export_deletes_modules_that_no_notebook_exports(project, monkeypatch):
     ("name", "source", "options", "message"),
     [
         ("02_two", "from ddtree.three import y", {}, "imports three, which no earlier notebook exports"),
-        (
-            "02_two",
-            "from ddtree.three import (\n    y,\n)",
-            {},
-            "imports ddtree.three, which no earlier notebook exports",
-        ),
+        ("02_two", "from ddtree.three import (\n    y,\n)", {}, "imports three, which no earlier notebook exports"),
+        ("02_two_part", "y = 1", {"module": "two.part"}, "no notebook exports the face of two: NNx_NAME.ipynb"),
+        ("02b_two", "from ddtree.three.part import y", {}, "imports three.part, which no earlier notebook exports"),
         ("two", "y = 1", {}, "NN_stem.ipynb"),
         ("02_two", "y = 1", {"directive": False}, "no '#| default_exp two'"),
         ("02_two", "y = 1", {"title": "# No docstring"}, "the module docstring"),

@@ -1,5 +1,6 @@
 """Export the notebooks to the package: `notebooks/NN_stem.ipynb` → `ddtree/stem.py`, by nbdev's exporter.
 
+In a family `NNx_a_b.ipynb` → `ddtree/a/b.py`, and its last page, `NNx_a.ipynb` → `ddtree/a/__init__.py`, is its face.
 `python -m tools.export` writes `ddtree/`; `--check` exports twice into temporary folders and fails unless both
 exports and `ddtree/` have the same files with the same bytes.
 """
@@ -53,59 +54,84 @@ def __dir__() -> list[str]:
 
 
 def stem(notebook: Path) -> str:
-    """The module a notebook exports: its name without the number. Raises SystemExit for another pattern."""
-    match = re.fullmatch(r"\d\d_([a-z][a-z0-9_]*)", notebook.stem)
+    """A notebook's name without its number and letter. Raises SystemExit for another pattern."""
+    match = re.fullmatch(r"\d\d[a-z]?_([a-z][a-z0-9_]*)", notebook.stem)
     if not match:
-        raise SystemExit(f"{notebook}: a notebook is named NN_stem.ipynb, two digits and a lower-case module name")
+        raise SystemExit(f"{notebook}: a notebook is named NN_stem.ipynb or NNx_stem.ipynb, x a letter")
     return match[1]
 
 
-def exports(notebook: Path) -> bool:
-    """Whether the notebook exports a module; raises SystemExit if its `default_exp` is not its own stem."""
+def module(notebook: Path) -> str | None:
+    """What a notebook exports: "tree", "topk.sum", or "topk" for a face; raises SystemExit if it is not its stem."""
     sources = [cell.source for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
     targets = [name for source in sources for name in re.findall(r"^#\|\s*default_exp\s+(\S+)", source, re.M)]
-    if targets and targets != [stem(notebook)]:
-        raise SystemExit(f"{notebook}: exports {targets}, but one notebook exports one module: {stem(notebook)}")
     if not targets and any(re.match(r"#\|\s*exporti?\b", source) for source in sources):
         raise SystemExit(f"{notebook}: has exported cells but no '#| default_exp {stem(notebook)}'")
-    return bool(targets)
+    if not targets:
+        return None
+    name = targets[0].removesuffix(".__init__")
+    if len(targets) > 1 or name.replace(".", "_") != stem(notebook):
+        raise SystemExit(f"{notebook}: exports {targets}, but one notebook exports one module: {stem(notebook)}")
+    return name
 
 
-def check_order(modules: list[Path]) -> None:
+def location(target: Path, name: str, families: set[str]) -> Path:
+    """The file of a module in the package folder `target`."""
+    return target / name / "__init__.py" if name in families else target / (name.replace(".", "/") + ".py")
+
+
+def imported(path: Path, target: Path) -> list[tuple[int, str]]:
+    """The modules of this package that a file imports, each with its line: "tree", "topk.sum"."""
+    package = path.parent.relative_to(target).parts
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) + 1 - node.level]
+            found.append((node.lineno, ".".join([*base, *([node.module] if node.module else [])])))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddtree."):
+            found.append((node.lineno, (node.module or "").removeprefix("ddtree.")))
+    return found
+
+
+def check_order(target: Path, modules: dict[str, Path]) -> None:
     """A module imports only modules of lower-numbered notebooks; raises SystemExit where one does not."""
     earlier: set[str] = set()
-    for path in modules:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            inside = isinstance(node, ast.ImportFrom) and (node.level == 1 or module.startswith("ddtree."))
-            if inside and module.removeprefix("ddtree.") not in earlier:
-                raise SystemExit(f"{path}:{node.lineno}: imports {module}, which no earlier notebook exports")
-        earlier.add(path.stem)
+    for name, path in modules.items():
+        for line, other in imported(path, target):
+            if other not in earlier:
+                raise SystemExit(f"{path}:{line}: imports {other}, which no earlier notebook exports")
+        earlier.add(name)
 
 
 def export(target: Path) -> None:
     """Write the whole package into the folder `target` and delete what no notebook exports."""
     target.mkdir(parents=True, exist_ok=True)
-    notebooks = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if exports(path)]
-    for notebook in notebooks:
+    pages = {name: path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if (name := module(path))}
+    families = {name.split(".")[0] for name in pages if "." in name}
+    if faceless := families - set(pages):
+        raise SystemExit(f"no notebook exports the face of {', '.join(sorted(faceless))}: NNx_NAME.ipynb")
+    for notebook in pages.values():
         nb_export(str(notebook), lib_path=str(target))
-    modules = [target / f"{stem(path)}.py" for path in notebooks]
-    for path, notebook in zip(modules, notebooks, strict=True):
+    modules = {name: location(target, name, families) for name in pages}
+    for name, path in modules.items():
         text = path.read_text(encoding="utf-8")
-        path.write_text(re.sub(r"\S*notebooks/(?=\d\d_)", "../notebooks/", text).rstrip("\n") + "\n", encoding="utf-8")
+        text = re.sub(r"\S*notebooks/(?=\d\d[a-z]?_)", "../notebooks/", text).rstrip("\n") + "\n"
+        path.write_text(text, encoding="utf-8")
         if not text.startswith(('"""', 'r"""')):
-            raise SystemExit(f"{notebook}: the first cell needs a '> one line' under its title: the module docstring")
-    check_order(modules)
+            raise SystemExit(f"{pages[name]}: the first cell needs '> one line' under its title: the module docstring")
+    check_order(target, modules)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (target / "__init__.py").write_text(INIT.format(version=version), encoding="utf-8")
     (target / "py.typed").write_text("", encoding="utf-8")
-    for path in [*target.glob("*.py"), *target.glob("_modidx*")]:
-        if path.name != "__init__.py" and path not in modules:
+    for path in [*target.rglob("*.py"), *target.glob("_modidx*")]:
+        if path != target / "__init__.py" and path not in modules.values():
             path.unlink()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    """Every file of the package by its name there."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def check() -> int:

@@ -32,7 +32,7 @@ from ddtree.cuda import cuda as device_side
 from ddtree.kdtr import load
 from ddtree.kernels import build_kernels, read_toolchain
 from ddtree.ptx import load_ptx
-from ddtree.ptx_text import PtxError
+from ddtree.ptx.text import PtxError
 from ddtree.tree import build_tree
 
 ROOT = Path(__file__).parent.parent

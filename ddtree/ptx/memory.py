@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ptx_arith import DTYPES, Lanes, flush
-from .ptx_text import Instruction, PtxError
+from .arith import DTYPES, Lanes, flush
+from .text import Instruction, PtxError
 
 # %% ../notebooks/04_ptx_memory.ipynb #a06264dc
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ptx_text import PtxError
+from .text import PtxError
 
 Lanes = NDArray[Any]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .ptx_arith import DTYPES, Form, Lanes, canonical, form, shuffle_source, sync_values
-from ddtree.ptx_memory import (
+from .arith import DTYPES, Form, Lanes, canonical, form, shuffle_source, sync_values
+from ddtree.ptx.memory import (
     LOCAL_WINDOW,
     SHARED_WINDOW,
     SPECIAL,
@@ -29,7 +29,7 @@ from ddtree.ptx_memory import (
     SpecialRegisters,
     memory_access,
 )
-from ddtree.ptx_text import (
+from ddtree.ptx.text import (
     NO_EFFECT,
     WARP_SYNC,
     Address,
