@@ -50,14 +50,20 @@ class TestNotebook:
             assert not re.search(r"os\.environ\[.*\] *=|%%?writefile|^[!%]", cell.source, re.M), cell.source
 
 
-def test_the_python_of_the_readme_runs(monkeypatch, capsys):
-    root = Path(__file__).parent.parent
-    monkeypatch.chdir(root)
-    blocks = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        exec(block, {})
-    assert "import" in capsys.readouterr().out
+ROOT = Path(__file__).parent.parent
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize("snippet", [snippet for snippet in SNIPPETS if "import torch" not in snippet])
+def test_the_python_of_the_readme_runs(snippet, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(snippet, {})
+    assert capsys.readouterr().out
+
+
+def test_one_snippet_of_the_readme_is_for_torch():
+    """tests/gpu/test_readme.py runs it where there is a GPU."""
+    assert len(SNIPPETS) >= 4 and sum("import torch" in snippet for snippet in SNIPPETS) == 1
 
 
 def test_links_follow_the_order_of_reading(monkeypatch, capsys):

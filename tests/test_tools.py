@@ -63,7 +63,7 @@ def project(tmp_path, monkeypatch):
 
 
 def write(project, name, source, directive=True, title="# One\n\n> First.", module=None):
-    first = [code(f"#| default_exp {module or name.split('_', 1)[1]}")] if directive else []
+    first = [code(f"#| default_exp {module or name.split('_', 1)[-1]}")] if directive else []
     cells = [nbformat.v4.new_markdown_cell(title), *first, code(f"#| export\n{source}")]
     nbformat.write(notebook(*cells), project / "notebooks" / f"{name}.ipynb")
 

@@ -1,0 +1,230 @@
+"""Write what the records say: `python -m tools.measurements` makes their page, its chart and README lines.
+
+From `fixtures/measurements/*.json` it writes README.md and draft_tree.svg beside them, and the lines of the project's
+README.md between two markers. `--check` compares instead and exits 1 where they differ.
+"""
+
+import argparse
+import json
+import re
+import sys
+from math import log10
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "fixtures" / "measurements"
+BUDGETS = (16, 64, 256, 1024)
+AIMS = {16: 20, 64: 25, 256: 40, 1024: 80}
+MARKERS = "<!-- measured: written by tools/measurements.py -->\n", "<!-- end of measured -->"
+STACK = ("torch.topk", "torch.logsumexp", "to the host", "heap in Python", "visibility in numpy", "to the GPU")
+ONE, PEAKED = "[15, 151936] float32", "[15, 151936] float32, peaked"
+BATCH = "[64, 15, 151936] bfloat16"
+
+
+def read(name: str) -> dict[str, Any]:
+    """A record by its name without .json."""
+    record: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def rows(record: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
+    """The rows of a record with these values."""
+    return [row for row in record["rows"] if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def median(found: list[dict[str, Any]]) -> float:
+    """The median of the one row that was found; raises SystemExit for none or several."""
+    if len(found) != 1:
+        raise SystemExit(f"tools.measurements: found {len(found)} rows where one was expected: {found[:2]}")
+    return float(found[0]["us"]["median"])
+
+
+def pipeline(record: dict[str, Any], logits: str, budget: int) -> float:
+    """Logits to a laid-out tree, in µs."""
+    return median(rows(record, group="pipeline", logits=logits, budget=budget, step="draft_tree"))
+
+
+def stack(record: dict[str, Any], budget: int) -> float:
+    """The same by torch, a Python heap and numpy masks, in µs of wall time."""
+    steps = rows(record, group="stack", logits=ONE, budget=budget)
+    return sum(median([row for row in steps if row["step"] == step]) for step in STACK)
+
+
+def where(record: dict[str, Any]) -> str:
+    """Card or processor, date, versions and command of a record, as one line."""
+    environment = record.get("environment", {})
+    machine = "; ".join(environment.get("gpus") or [environment.get("cpu", record.get("gpu", "unknown"))])
+    packages = environment.get("packages", {})
+    versions = ", ".join(
+        f"{name} {packages[name]}" for name in ("numpy", "numba-cuda", "cuda-core") if packages.get(name)
+    )
+    compiled = f" {record['compiled']}." if record.get("compiled") else ""
+    known = machine, record.get("date", "date not recorded"), versions or "versions not recorded"
+    return f"{'; '.join(known)}; `{record['command']}`.{compiled}"
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    """A markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]) + "\n"
+
+
+def draft_section(record: dict[str, Any]) -> str:
+    """Logits to a finished tree."""
+    lines = []
+    for logits, name in (
+        (ONE, "normal × 4: trees of two or three levels"),
+        (PEAKED, "normal × 16: trees of 15 levels"),
+    ):
+        lines.append([f"`draft_tree`, {name}", *(f"{pipeline(record, logits, budget):.1f}" for budget in BUDGETS)])
+        steps = [row["step"] for row in rows(record, group="pipeline", logits=logits, budget=64)][1:]
+        for step in steps:
+            found = (median(rows(record, group="pipeline", logits=logits, budget=b, step=step)) for b in BUDGETS)
+            lines.append([f"of that: `{step}`", *(f"{value:.1f}" for value in found)])
+    lines.append(
+        ["torch.topk, logsumexp, Python heap, numpy masks: wall time", *(f"{stack(record, b):,.0f}" for b in BUDGETS)]
+    )
+    lines.append(["our aim", *(str(AIMS[budget]) for budget in BUDGETS)])
+    return table(["[15, 151936] float32, µs in a graph, at a budget of", *map(str, BUDGETS)], lines)
+
+
+def batch_section(record: dict[str, Any]) -> str:
+    """64 requests at once."""
+    found = rows(record, group="pipeline", logits=BATCH, budget=64)
+    lines = [[f"`{row['step']}`", f"{row['us']['median']:.0f}"] for row in found]
+    lines += [
+        [f"{row['step']} in a graph", f"{row['us']['median']:,.0f}"]
+        for row in rows(record, group="torch in a graph", logits=BATCH)
+    ]
+    lines.append(["floor: the logits read once", f"{found[0]['floor_us']:.0f}"])
+    return table(["[64, 15, 151936] bfloat16, 64 nodes", "µs"], lines)
+
+
+def builder_section(record: dict[str, Any]) -> str:
+    """The builder alone, both kernels."""
+    lines = []
+    for kind in ("normal", "bfloat16", "peaked"):
+        for step in ("build_trees", "build_trees_one_warp"):
+            cells = []
+            for budget in (64, 128, 256, 1024):
+                pair = (
+                    median(rows(record, group="builder", rows=kind, budget=budget, requests=n, step=step))
+                    for n in (1, 64)
+                )
+                cells.append(" / ".join(f"{value:,.1f}" for value in pair))
+            lines.append([f"`{step}`, {kind}", *cells])
+    return table(["1 / 64 requests, µs, nodes:", "64", "128", "256", "1024"], lines)
+
+
+def decoding_section(record: dict[str, Any]) -> str:
+    """Decoding on a CPU."""
+    lines, plain = [], next(row for row in record["rows"] if not row["budget"])["tokens_per_second"]["median"]
+    for row in record["rows"]:
+        speed = row["tokens_per_second"]
+        lines.append([
+            "plain decoding" if not row["budget"] else str(row["budget"]),
+            f"{speed['median']:.0f} ({speed['q1']:.0f} to {speed['q3']:.0f})",
+            f"{row['tokens_per_round']:.2f}", f"{plain * row['tokens_per_round'] / speed['median']:.1f}",
+        ])  # fmt: skip
+    return table(
+        ["budget", "tokens per second (quartiles)", "tokens per round", "a round costs, in plain passes"], lines
+    )
+
+
+TOP = """# Measurements
+
+Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
+command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
+"""
+FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
+
+
+def page() -> str:
+    """The text of fixtures/measurements/README.md."""
+    tree, decoding = read("tree_h200"), read("cpu_decoding")
+    parts = [TOP, f"## Logits to a finished tree\n\n{where(tree)}\n\n![chart](draft_tree.svg)\n"]
+    parts += [draft_section(tree), batch_section(tree)]
+    parts.append(f"## The tree builder alone\n\n{FALLBACK}\n\n{builder_section(tree)}")
+    parts.append(f"## Decoding on a CPU\n\n{where(decoding)}\n\n{decoding_section(decoding)}")
+    others = sorted(path for path in RECORDS.glob("*.json") if path.stem not in ("tree_h200", "cpu_decoding"))
+    listed = [f"- [{path.name}]({path.name}): {where(read(path.stem))}" for path in others]
+    return "\n".join([*parts, "## The other records\n", *listed]) + "\n"
+
+
+def chart() -> str:
+    """Bars, log scale: our time and the stack's at each budget, as SVG text."""
+    record, left, width, top = read("tree_h200"), 210, 430, 34
+    bars = [(budget, pipeline(record, ONE, budget), stack(record, budget)) for budget in BUDGETS]
+    parts, y = [], top
+    for budget, ours, theirs in bars:
+        parts.append(f'<text x="8" y="{y + 19}" font-weight="bold">budget {budget:,}</text>')
+        for value, color, name in ((ours, "#2a6f97", "draft_tree"), (theirs, "#b9b9b9", "torch and Python")):
+            length = width * log10(value) / 4
+            parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end" fill="#444">{name}</text>')
+            parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="15" fill="{color}"/>')
+            parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 12}">{value:,.0f} µs</text>')
+            y += 18
+        y += 12
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y}" font-family="sans-serif" font-size="12">'
+    title = "<title>Logits to a finished tree on an H200, microseconds, logarithmic</title>"
+    back = f'<rect width="760" height="{y}" fill="white"/>'
+    label = (
+        '<text x="8" y="20" font-size="13">[15, 151936] float32 logits to a laid-out tree, H200, µs (log scale)</text>'
+    )
+    return "\n".join([head, title, back, label, *parts, "</svg>"]) + "\n"
+
+
+def readme_lines() -> str:
+    """Five lines for the README."""
+    tree, decoding = read("tree_h200"), read("cpu_decoding")
+    one, peaked = ([pipeline(tree, logits, budget) for budget in BUDGETS] for logits in (ONE, PEAKED))
+    torch = next(row["us"]["median"] for row in rows(tree, group="torch in a graph", logits=ONE, budget=64))
+    batch = pipeline(tree, BATCH, 64)
+    warp = median(rows(tree, group="builder", rows="normal", budget=64, requests=1, step="build_trees_one_warp"))
+    fast = median(rows(tree, group="builder", rows="normal", budget=64, requests=1, step="build_trees"))
+    best = max(decoding["rows"], key=lambda row: row["tokens_per_round"])
+    plain = next(row for row in decoding["rows"] if not row["budget"])
+
+    def joined(values: list[float]) -> str:
+        return " / ".join(f"{value:.1f}" for value in values)
+
+    floor, slow = rows(tree, group="pipeline")[0]["floor_us"], best["tokens_per_second"]["median"]
+    return f"""\
+- One request's logits to a laid-out tree on an H200, in one graph, budgets 16 / 64 / 256 / 1,024: **{joined(one)} µs**;
+  peaked logits, whose trees have all 15 levels: {joined(peaked)}.
+- torch.topk alone takes {torch:.0f} µs for the same logits; one read of them takes {floor:.1f}.
+- 64 requests in bfloat16: {batch:.0f} µs, against an aim of 110.
+- The tree builder alone, 64 nodes: {fast:.1f} µs; a search by one warp takes {warp:.0f}.
+- On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
+  at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
+"""
+
+
+def written() -> dict[Path, str]:
+    """Every file that this tool writes, with its text."""
+    readme = ROOT / "README.md"
+    start, end = MARKERS
+    text = re.sub(
+        f"{re.escape(start)}.*{re.escape(end)}",
+        lambda _: start + readme_lines() + end,
+        readme.read_text("utf-8"),
+        flags=re.S,
+    )
+    return {RECORDS / "README.md": page(), RECORDS / "draft_tree.svg": chart(), readme: text}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    wrong = [(path, text) for path, text in written().items() if not path.exists() or path.read_text("utf-8") != text]
+    for path, text in wrong:
+        verdict = "not what the records say; run: python -m tools.measurements" if check else "written"
+        print(f"{path.relative_to(ROOT)}: {verdict}")
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if check and wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
