@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .build import Trees, build_trees, empty_trees, worthwhile_size
 from .cuda import Device, GpuArray, cdiv, current_device
-from .layout import TreeLayout, empty_layout, lay_out, lay_out_ref
+from .layout import TreeLayout, empty_layout, layout_trees, layout_trees_ref
 from .topk import LIMIT, MAX_K, MAX_VOCABULARY, SPAN, TopK, empty_top_k, top_k, top_k_ref
 from .tree import DraftTree, build_tree
 
@@ -162,7 +162,7 @@ def draft_tree_ref(
         tree = build_tree(top.log_probs[r], top.ids[r], budgets[r], roots[r], **limits)
         trees.append(tree if costs is None else tree.cut(worthwhile_size(tree, costs, int(chains[r]))))
     packed = pack_trees(trees, largest + 1)
-    return Draft(top, packed, lay_out_ref(packed, starts.astype(np.int64)))
+    return Draft(top, packed, layout_trees_ref(packed, starts.astype(np.int64)))
 
 # %% ../notebooks/14_draft.ipynb #60785b90
 def batch_shape(logits: Any) -> tuple[int, int, int]:
@@ -249,7 +249,7 @@ def draft_tree(
     stream: Any = None,
     device: Device | None = None,
 ) -> Draft:
-    """The draft trees of a drafter's logits, laid out for the target: `top_k`, `build_trees`, `lay_out` in one call.
+    """The draft trees of a drafter's logits, laid out for the target: `top_k`, `build_trees`, `layout_trees` in one call.
 
     logits: (L, V), a row a position, or (R, L, V); float32, float16 or bfloat16 (as uint16 in numpy), V up to 262,144.
     budget: nodes besides the root; root_tokens: the bonus tokens; lengths: committed tokens before the root. One number
@@ -277,5 +277,5 @@ def draft_tree(
     top, trees, layout = result.top, result.trees, result.layout
     top_k(_in_batch(device.take(logits)), top.ids.shape[-1], out=top, **options, **where)
     build_trees(top.log_probs, top.ids, budget, root_tokens, out=trees, **limits, **where)
-    lay_out(trees, lengths, out=layout, **where)
+    layout_trees(trees, lengths, out=layout, **where)
     return result if stream is not None or not isinstance(logits, np.ndarray) else _to_numpy(result, device)

@@ -20,7 +20,7 @@ import numpy as np
 
 from .build import build_trees_kernel, build_trees_one_warp_kernel
 from .cuda import DeviceFunction, Instruction, Kernel, Parameter, check_arch, check_formula, flatten_names, link
-from .layout import lay_out_kernel
+from .layout import layout_trees_kernel
 from .ptx import load_ptx
 from .topk import make_choose_kernel, make_group_kernel, merge_top_k_kernel
 
@@ -31,7 +31,7 @@ EXPORTED: tuple[Kernel, ...] = (
     merge_top_k_kernel,
     build_trees_kernel,
     build_trees_one_warp_kernel,
-    lay_out_kernel,
+    layout_trees_kernel,
 )
 
 # %% ../notebooks/39_kernels.ipynb #39-kernels-008

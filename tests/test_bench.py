@@ -37,7 +37,7 @@ def test_noted_launches_do_again_what_the_call_did_and_the_device_is_as_before()
     logits, out = draw_logits((3, 64)), empty_draft((3, 64), 5, FAST)
     with note_launches(FAST) as noted:
         draft_tree(logits, 4, out=out, device=FAST)
-    assert "prepare" not in vars(FAST) and noted[-1].kernel.name == "lay_out"
+    assert "prepare" not in vars(FAST) and noted[-1].kernel.name == "layout_trees"
     expected = out.trees.tokens.copy()
     out.trees.tokens[:] = 7
     for launch in noted:
@@ -49,7 +49,7 @@ def test_each_kernel_of_the_pipeline_gets_a_row_and_its_own_inputs(replays):
     inputs = [draw_logits((3, 64), seed=seed) for seed in range(2)]
     rows = bench.time_pipeline(FAST, "[3, 64] float32", inputs, 4)
     assert [row["step"] for row in rows] == ["draft_tree", *dict.fromkeys(row["step"] for row in rows[1:])]
-    assert {"build_trees", "lay_out"} < {row["step"] for row in rows}
+    assert {"build_trees", "layout_trees"} < {row["step"] for row in rows}
     assert all(row["floor_us"] == 3 * 64 * 4 / 4.28e6 and row["us"]["median"] == 1.5 for row in rows)
     whole, *parts = [len(graph._launches) for graph, _ in replays]
     assert whole == sum(parts) == 6 * len(parts) and {calls for _, calls in replays} == {6}

@@ -174,7 +174,7 @@ def test_arrays_of_other_libraries_go_to_the_kernels_as_they_are():
     logits = normal(3, 64)
     with watch_launches() as launches:
         draft = draft_tree(Tensor(logits), 6, device=FAST)
-    assert [launch.kernel for launch in launches][-2:] == ["build_trees", "lay_out"]
+    assert [launch.kernel for launch in launches][-2:] == ["build_trees", "layout_trees"]
     assert_same(draft, draft_tree(logits, 6))
 
 

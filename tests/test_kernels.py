@@ -56,7 +56,7 @@ def test_the_committed_kernels_are_what_the_notebooks_make():
 def test_another_process_builds_the_same_bytes(built, tmp_path):
     """Compiled anew, after another kernel; the three that take numba a few seconds."""
     code = "import sys; sys.path.insert(0, 'tests'); import test_cuda; test_cuda.reverse_kernel.ptx(); "
-    code += "from ddtree import kernels; few = ('build_trees_one_warp', 'lay_out', 'merge_top_k'); "
+    code += "from ddtree import kernels; few = ('build_trees_one_warp', 'layout_trees', 'merge_top_k'); "
     code += "kernels.EXPORTED = tuple(kernel for kernel in kernels.EXPORTED if kernel.name in few); "
     code += f"kernels.build_kernels('sm_120', {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DDTREE_CACHE": ""})

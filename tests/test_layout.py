@@ -22,8 +22,8 @@ from ddtree.layout import (
     eagle_tensors_ref,
     empty_eagle_tensors,
     empty_layout,
-    lay_out,
-    lay_out_ref,
+    layout_trees,
+    layout_trees_ref,
 )
 from ddtree.ptx.text import PtxError
 
@@ -55,7 +55,7 @@ def same(actual, expected, name: str = "") -> None:
 
 def check(trees: Trees, lengths: np.ndarray, device: PtxDevice = FAST) -> TreeLayout:
     """The layout, equal to the reference and to `DraftTree`, from outputs on which every element was poison."""
-    made, expected = lay_out(trees, lengths, device=device), lay_out_ref(trees, lengths)
+    made, expected = layout_trees(trees, lengths, device=device), layout_trees_ref(trees, lengths)
     same(made, expected)
     for request in np.flatnonzero(trees.counts > 0):
         tree, n = trees.tree(request), int(trees.counts[request])
@@ -88,7 +88,7 @@ SGLANG = (  # parents, tokens and what sglang's test_build_eagle_tree.py expects
 @pytest.mark.parametrize("mode", ["full", "qlen", "bits"])
 def test_the_tensors_of_sglangs_own_test_come_out(mode):
     trees = batch(SGLANG[0])
-    tensors = eagle_tensors(trees, lay_out(trees, [5, 10], device=WATCHED), [5, 10], mode, device=WATCHED)
+    tensors = eagle_tensors(trees, layout_trees(trees, [5, 10], device=WATCHED), [5, 10], mode, device=WATCHED)
     for name, values in SGLANG[1].items():
         assert_equal(getattr(tensors, name), np.array(values, np.int64), name)
     assert_equal(tensors.candidates, trees.tokens, "candidates")
@@ -139,7 +139,7 @@ def test_trees_of_many_blocks_are_laid_out_to_the_bit(given_batch):
 @given(st.data(), st.sampled_from(["full", "qlen", "bits"]))
 def test_generated_eagle_tensors_equal_the_reference(data, mode):
     trees, lengths = data.draw(batches(most=32 if mode == "bits" else 45))
-    made = lay_out(trees, lengths, device=FAST)
+    made = layout_trees(trees, lengths, device=FAST)
     same(eagle_tensors(trees, made, lengths, mode, device=FAST), eagle_tensors_ref(trees, made, lengths, mode), mode)
 
 
@@ -147,7 +147,7 @@ def test_generated_eagle_tensors_equal_the_reference(data, mode):
 @given(batches(), st.integers(0, 60), st.sampled_from(["bool", "float32", "float16", "bfloat16"]), st.booleans())
 def test_generated_attention_masks_equal_the_reference(given_batch, more, dtype, finite):
     trees, lengths = given_batch
-    made, capacity = lay_out(trees, lengths, device=FAST), int(lengths.max()) + more
+    made, capacity = layout_trees(trees, lengths, device=FAST), int(lengths.max()) + more
     mask = attention_mask(made, lengths, capacity=capacity, dtype=dtype, finite=finite, device=FAST)
     seen = attention_mask_ref(made, lengths, capacity)
     hidden = {"float32": np.finfo(np.float32).min, "float16": -65504, "bfloat16": 0xFF7F} if finite else {
@@ -159,7 +159,7 @@ def test_generated_attention_masks_equal_the_reference(given_batch, more, dtype,
 
 def test_masks_longer_than_a_block_writes_are_whole():
     trees, lengths = batch([[-1, *range(33)], [-1]], 34), np.array([2500, 1025])
-    made = lay_out(trees, lengths, device=WATCHED)
+    made = layout_trees(trees, lengths, device=WATCHED)
     expected = attention_mask_ref(made, lengths, 2600)
     assert_equal(attention_mask(made, lengths, capacity=2600, device=WATCHED), expected, "bool")
     same(eagle_tensors(trees, made, lengths, device=WATCHED), eagle_tensors_ref(trees, made, lengths, "full"))
@@ -168,8 +168,8 @@ def test_masks_longer_than_a_block_writes_are_whole():
 def test_many_requests_have_their_rows_where_those_before_end():
     trees = batch([[-1, 0, 1], [-1], [-1, 0]] * 100, 3)
     lengths = np.random.default_rng(0).integers(0, 9, 300)
-    made = lay_out(trees, lengths, device=WATCHED)
-    same(made, lay_out_ref(trees, lengths))
+    made = layout_trees(trees, lengths, device=WATCHED)
+    same(made, layout_trees_ref(trees, lengths))
     same(eagle_tensors(trees, made, lengths, device=WATCHED), eagle_tensors_ref(trees, made, lengths, "full"))
 
 
@@ -180,7 +180,7 @@ def test_a_refused_request_is_a_root_alone():
     trees, laid, lengths = empty_trees(3, 10, WATCHED), empty_layout(3, 10, WATCHED), np.array([10, 20, 30])
     with WATCHED.graph() as graph:
         build_trees(*inputs, out=trees, stream=graph, device=WATCHED)
-        lay_out(trees, lengths, out=laid, stream=graph, device=WATCHED)
+        layout_trees(trees, lengths, out=laid, stream=graph, device=WATCHED)
     graph.replay()
     assert trees.counts[1] < 0 < trees.counts[0]
     assert laid.positions[1].tolist() == [20] * 10
@@ -188,7 +188,7 @@ def test_a_refused_request_is_a_root_alone():
     assert set(laid.first_children[1]) == set(laid.next_siblings[1]) == {-1}
     tensors = eagle_tensors(trees, laid, lengths, "qlen", device=WATCHED)
     assert tensors.candidates[1].tolist() == [6] * 10
-    same(laid, lay_out_ref(trees, lengths))
+    same(laid, layout_trees_ref(trees, lengths))
 
 
 def test_a_graph_follows_the_lengths_and_the_trees_on_the_device():
@@ -196,7 +196,7 @@ def test_a_graph_follows_the_lengths_and_the_trees_on_the_device():
     laid, eagle = empty_layout(2, 5, WATCHED), empty_eagle_tensors(2, 5, "full", 60, WATCHED)
     mask = WATCHED.empty((2, 1, 5, 45), np.float32)
     with WATCHED.graph() as graph:
-        lay_out(trees, lengths, out=laid, stream=graph, device=WATCHED)
+        layout_trees(trees, lengths, out=laid, stream=graph, device=WATCHED)
         eagle_tensors(trees, laid, lengths, out=eagle, stream=graph, device=WATCHED)
         attention_mask(laid, lengths, dtype="float32", out=mask, stream=graph, device=WATCHED)
     for change in ([3, 40], [4, 38], [0, 0]):
@@ -204,7 +204,7 @@ def test_a_graph_follows_the_lengths_and_the_trees_on_the_device():
         trees.parents[0, 3], trees.depths[0, 3] = (1, 2) if change[0] else (0, 1)
         graph.replay()
         expected = eagle_tensors_ref(trees, laid, lengths, "full")
-        same(laid, lay_out_ref(trees, lengths))
+        same(laid, layout_trees_ref(trees, lengths))
         end = len(expected.tree_mask)
         same(replace(eagle, tree_mask=np.asarray(eagle.tree_mask[:end])), expected)
         seen = attention_mask_ref(laid, lengths, 40)
@@ -213,7 +213,7 @@ def test_a_graph_follows_the_lengths_and_the_trees_on_the_device():
 
 def test_a_full_mask_that_outgrows_its_array_ends_with_it():
     trees, lengths = batch([[-1, 0, 1], [-1, 0]], 3), np.array([4, 5])
-    laid, eagle = lay_out(trees, lengths, device=WATCHED), empty_eagle_tensors(2, 3, "full", 4, WATCHED)
+    laid, eagle = layout_trees(trees, lengths, device=WATCHED), empty_eagle_tensors(2, 3, "full", 4, WATCHED)
     whole = eagle_tensors_ref(trees, laid, lengths, "full").tree_mask
     with WATCHED.graph() as graph:
         eagle_tensors(trees, laid, lengths, out=eagle, stream=graph, device=WATCHED)
@@ -226,20 +226,20 @@ def test_a_broken_tree_on_the_device_ends_and_stays_in_bounds():
     trees.parents[:] = [[3, 2, 9, -5]]
     laid = empty_layout(1, 4, WATCHED)
     with WATCHED.graph() as graph:
-        lay_out(replace(trees, counts=np.array([99], np.int32)), 1, out=laid, stream=graph, device=WATCHED)
+        layout_trees(replace(trees, counts=np.array([99], np.int32)), 1, out=laid, stream=graph, device=WATCHED)
     graph.replay()
     assert laid.masks[0, :, 0].tolist() == [1, 2, 4, 8]
     assert set(laid.first_children[0]) == set(laid.next_siblings[0]) == {-1}
 
 
 def test_the_most_places_named_are_places_that_run():
-    with pytest.raises(ValueError, match=r"^lay_out: the trees have 5000 places; .* at most \d+$") as caught:
-        lay_out(batch([[-1]], 5000), 1, device=FAST)
+    with pytest.raises(ValueError, match=r"^layout_trees: the trees have 5000 places; .* at most \d+$") as caught:
+        layout_trees(batch([[-1]], 5000), 1, device=FAST)
     most = int(str(caught.value).rsplit(" ", 1)[1])
-    made = lay_out(batch([[-1, *(i // 3 for i in range(most - 1))]]), 1, device=FAST)
+    made = layout_trees(batch([[-1, *(i // 3 for i in range(most - 1))]]), 1, device=FAST)
     assert made.next_siblings[0, :4].tolist() == [-1, 2, 3, -1]
     with pytest.raises(ValueError, match=f"the trees have {most + 1} places"):
-        lay_out(batch([[-1]], most + 1), 1, device=FAST)
+        layout_trees(batch([[-1]], most + 1), 1, device=FAST)
 
 
 def test_a_climb_sets_the_bits_of_a_path():
@@ -252,7 +252,7 @@ def test_a_climb_sets_the_bits_of_a_path():
 def test_no_requests_give_empty_arrays():
     trees = batch([[-1, 0]])
     trees = Trees(*(np.ascontiguousarray(x[:0]) for x in vars(trees).values()))
-    laid = lay_out(trees, 5, device=WATCHED)
+    laid = layout_trees(trees, 5, device=WATCHED)
     assert laid.masks.shape == (0, 2, 1)
     assert eagle_tensors(trees, laid, 5, device=WATCHED).tree_mask.shape == (0,)
     assert attention_mask(laid, capacity=3, device=WATCHED).shape == (0, 1, 2, 5)
@@ -267,24 +267,24 @@ def test_no_requests_give_empty_arrays():
     ({"depths": np.array([[0, 1, 1, 1]], np.int32)}, r"depths is int32\[1, 4\]; its N in \[R, N\] must be 3"),
 ])  # fmt: skip
 def test_what_is_no_tree_is_refused_by_name(change, message):
-    with pytest.raises(ValueError, match=f"^lay_out: {message}"):
-        lay_out(replace(batch([[-1, 0, 0]]), **change), 5, device=WATCHED)
+    with pytest.raises(ValueError, match=f"^layout_trees: {message}"):
+        layout_trees(replace(batch([[-1, 0, 0]]), **change), 5, device=WATCHED)
 
 
 @pytest.mark.parametrize("lengths", [-1, 1.5, [1, 2.0], True, 2**31, [[1]], [3, -3], "7"])
 def test_lengths_that_are_none_are_refused(lengths):
-    with pytest.raises(ValueError, match=r"^lay_out: lengths is .*; it takes integers from 0 to 2147483647"):
-        lay_out(batch([[-1], [-1]]), lengths, device=WATCHED)
+    with pytest.raises(ValueError, match=r"^layout_trees: lengths is .*; it takes integers from 0 to 2147483647"):
+        layout_trees(batch([[-1], [-1]]), lengths, device=WATCHED)
 
 
 def test_lengths_of_another_number_of_requests_are_refused():
-    with pytest.raises(ValueError, match=r"^lay_out: lengths has 3 numbers and the trees are 2; pass one a request"):
-        lay_out(batch([[-1], [-1]]), [1, 2, 3], device=WATCHED)
+    with pytest.raises(ValueError, match=r"^layout_trees: lengths has 3 numbers and the trees are 2; pass one a request"):
+        layout_trees(batch([[-1], [-1]]), [1, 2, 3], device=WATCHED)
 
 
 def test_int32_lengths_on_the_device_are_refused():
-    with WATCHED.graph() as graph, pytest.raises(TypeError, match=r"^lay_out: lengths is int32\[1\]; it must be int64"):
-        lay_out(batch([[-1]]), np.array([1], np.int32), stream=graph, device=WATCHED)
+    with WATCHED.graph() as graph, pytest.raises(TypeError, match=r"^layout_trees: lengths is int32\[1\]; it must be int64"):
+        layout_trees(batch([[-1]]), np.array([1], np.int32), stream=graph, device=WATCHED)
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -304,12 +304,12 @@ def test_int32_lengths_on_the_device_are_refused():
 def test_what_does_not_fit_is_refused(call, message):
     trees = batch([[-1]], 40)
     with pytest.raises((TypeError, ValueError), match=message):
-        call(trees, lay_out(trees, 5, device=WATCHED))
+        call(trees, layout_trees(trees, 5, device=WATCHED))
 
 
 def test_lengths_on_a_gpu_need_a_place_for_a_full_mask():
     trees = batch([[-1, 0]])
-    laid, lengths = lay_out(trees, 5, device=WATCHED), np.array([5])
+    laid, lengths = layout_trees(trees, 5, device=WATCHED), np.array([5])
     with WATCHED.graph() as graph, pytest.raises(ValueError, match=r"the size of the mask is not known; pass"):
         eagle_tensors(trees, laid, lengths, stream=graph, device=WATCHED)
     with WATCHED.graph() as graph, pytest.raises(ValueError, match="the capacity is None, the largest length None"):
@@ -317,23 +317,23 @@ def test_lengths_on_a_gpu_need_a_place_for_a_full_mask():
 
 
 @pytest.mark.parametrize("removed", [0, 1])
-@pytest.mark.parametrize("name", ["lay_out_kernel", "link_children"])
+@pytest.mark.parametrize("name", ["layout_trees_kernel", "link_children"])
 def test_without_one_of_its_barriers_the_kernel_is_a_race(name, removed, tmp_path):
     """The clean runs above mean something: each barrier of the block guards an exchange, and the machine sees it."""
     barrier = "cuda.syncthreads()"
-    source = inspect.getsource(layout.link_children.function) + inspect.getsource(layout.lay_out_kernel.function)
+    source = inspect.getsource(layout.link_children.function) + inspect.getsource(layout.layout_trees_kernel.function)
     start = source.index(f"def {name}")
     parts = source[start:].split(barrier)
     changed = source[:start] + barrier.join(parts[: removed + 1]) + "pass" + barrier.join(parts[removed + 1 :])
     assert changed.count(barrier) == source.count(barrier) - 1
     path = tmp_path / "changed.py"
     path.write_text(changed)
-    scope = dict(vars(layout))
+    scope = {**vars(layout.links), **vars(layout.trees)}
     exec(compile(changed, path, "exec"), scope)
     trees = batch([[-1, *(max(0, i - 40) for i in range(1, 200))]])
     inputs = trees.parents, trees.depths, trees.counts, np.array([3])
     with pytest.raises(PtxError) as caught:
-        scope["lay_out_kernel"](*inputs, *vars(empty_layout(1, 200, WATCHED)).values(), device=WATCHED)
+        scope["layout_trees_kernel"](*inputs, *vars(empty_layout(1, 200, WATCHED)).values(), device=WATCHED)
     assert caught.value.kind in ("race", "uninitialised")
 
 
@@ -341,11 +341,16 @@ def test_the_cost_is_counted():
     """Exact, so a change of the kernel or the compiler shows: each byte of the result is written once."""
     trees = batch([[-1, *(max(0, i - 7) for i in range(1, 65))]])
     with watch_launches() as launches:
-        laid = lay_out(trees, 5, device=WATCHED)
+        laid = layout_trees(trees, 5, device=WATCHED)
     counters, written = launches[0].counters, sum(x.nbytes for x in vars(laid).values())
     assert launches[0].grid == (1, 2)
     assert counters.global_store_bytes == written
     assert counters.warp_instructions < 6000
+
+
+def test_the_old_names_are_the_new_functions():
+    assert layout.lay_out is layout.layout_trees and layout.lay_out_ref is layout.layout_trees_ref
+    assert layout.lay_out_kernel is layout.layout_trees_kernel
 
 
 def test_no_places_are_refused():

@@ -39,7 +39,7 @@ from ddtree.check import assert_equal
 from ddtree.cuda import GpuArray, GpuDevice, Kernel
 from ddtree.draft import draft_tree, draft_tree_ref, empty_draft
 from ddtree.kdtr import load
-from ddtree.layout import attention_mask, eagle_tensors, lay_out, lay_out_ref
+from ddtree.layout import attention_mask, eagle_tensors, layout_trees, layout_trees_ref
 from ddtree.topk import merge_top_k, top_k, top_k_ref
 from ddtree.tree import DraftTree, build_tree
 
@@ -117,8 +117,8 @@ def check_batch(gpu: GpuDevice, batch: dict[str, Any], build: Callable[..., Any]
     trees = build(gpu, top, batch)
     host = Trees(*map(gpu.numpy, vars(trees).values()))
     lengths = np.arange(requests) * 37
-    layout = lay_out(trees, gpu.array(lengths), device=gpu)
-    for name, value in vars(lay_out_ref(host, lengths)).items():
+    layout = layout_trees(trees, gpu.array(lengths), device=gpu)
+    for name, value in vars(layout_trees_ref(host, lengths)).items():
         assert_equal(gpu.numpy(getattr(layout, name)), value, f"layout {name}")
     shape = (*logits.shape[:2], batch["k"])
     log_probs, ids = expected.log_probs.reshape(shape), expected.ids.reshape(shape)
@@ -262,7 +262,7 @@ def run_kernels(gpu: GpuDevice) -> None:
         batch = {"logits": logits, "budgets": budgets, "roots": roots, "places": 41}
         for build in (build_fast, build_slow):
             trees = build(gpu, top, {**batch, "limits": limits if kind == "normal" else {}})
-            layout = lay_out(trees, lengths, device=gpu)
+            layout = layout_trees(trees, lengths, device=gpu)
     for dtype in ("bool", "float32", "float16", "bfloat16"):
         attention_mask(layout, lengths, capacity=80, dtype=dtype, device=gpu)
     eagle_tensors(trees, layout, lengths, "qlen", device=gpu)
