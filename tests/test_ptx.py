@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ddtree.ptx
 from ddtree.ptx import GlobalMemory, Machine, PtxError, load_ptx
 from ddtree.ptx.text import control_flow, parse
 
@@ -811,3 +812,16 @@ def test_machines_of_earlier_blocks_are_given_up(monkeypatch):
 def test_the_same_text_is_the_same_program():
     text = (KERNELS / "axpy.ptx").read_text()
     assert load_ptx(text) is load_ptx(text)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "MAX_STEPS Tally Shape Step PtxProgram load_ptx Launch Machine pack_parameters launch Counters counters",
+        "Value BlockCoder ValueCoder OperandCoder InstructionCoder MemoryCoder BlockCode reuse_names",
+        "Scheduler Waiting WarpExchange SyncUnit BarrierRelease BarrierUnit Flow GlobalMemory PtxError",
+    ],
+)
+def test_the_machines_parts_can_be_had_from_the_family_by_name(names):
+    for name in names.split():
+        assert getattr(ddtree.ptx, name) is not None and name in ddtree.ptx.__all__

@@ -1,4 +1,4 @@
-"""Time the PTX machine: `python tests/bench_ptx.py` writes `fixtures/measurements/ptx_groups.json`.
+"""Time the PTX machine: `python -m tools.bench_ptx` writes `fixtures/measurements/ptx_groups.json`.
 
 Instructions: a straight run of 400 of them on one block of 1,024 lanes, less an empty run, by 400. Kernels: a whole
 launch by the number of groups it ran, with and without the checks and counts.
@@ -107,7 +107,7 @@ def main():
         for check, count in ((True, True), (True, False), (False, False))
     ]
     path = ROOT / "fixtures" / "measurements" / "ptx_groups.json"
-    write_measurement(path, "python tests/bench_ptx.py", {"lanes": 1024, "instructions": rows, "kernels": kernels})
+    write_measurement(path, "python -m tools.bench_ptx", {"lanes": 1024, "instructions": rows, "kernels": kernels})
     for row in rows:
         print(f"{row['opcode']:20} {row['microseconds']['q1']:6.2f} {row['microseconds']['median']:6.2f} us")
     for row in kernels:

@@ -1,7 +1,7 @@
 """Run every launch of tests/test_ptx_arith.py on an NVIDIA GPU too, and compare the bits.
 
-`python tests/conformance_ptx.py record build/cases.pkl` runs the tests on the PTX machine and keeps text, operands and
-results. `python tests/conformance_ptx.py compare build/cases.pkl OUT.json` needs only numpy and an NVIDIA driver, which
+`python -m tools.conformance_ptx record build/cases.pkl` runs the tests on the PTX machine and keeps text, operands and
+results. `python -m tools.conformance_ptx compare build/cases.pkl OUT.json` needs only numpy and an NVIDIA driver, which
 compiles the same text for its GPU; it counts launches with equal bits and names the others.
 """
 
@@ -136,7 +136,7 @@ def compare(path, out):
             nan_only.append(label)
         else:
             different.append({"instruction": label} | found)
-    record = {"gpu": driver.name, "command": "python tests/conformance_ptx.py compare", "launches": len(cases),
+    record = {"gpu": driver.name, "command": "python -m tools.conformance_ptx compare", "launches": len(cases),
               "lanes": sum(case[2] * case[3] for case in cases), "equal": equal, "other_float64_nan_payload": nan_only,
               "not_on_this_gpu": not_compiled, "different": different}  # fmt: skip
     Path(out).write_text(json.dumps(record, indent=1) + "\n")
