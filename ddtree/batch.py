@@ -56,9 +56,9 @@ def put(
     does, and for an array of the device with another shape than (requests,).
     """
     if device.is_here(values) and (stream is not None or not isinstance(values, np.ndarray)):
-        if tuple(values.shape) != (requests,):
-            shape = list(values.shape)
-            raise ValueError(f"{caller}: {argument.name} has shape {shape}; on the device it takes [{requests}]")
+        shape = tuple(getattr(values, "shape", (requests,)))  # what does not say its shape is left to the kernel
+        if shape != (requests,):
+            raise ValueError(f"{caller}: {argument.name} has shape {list(shape)}; on the device it takes [{requests}]")
         return values, None
     host = np.ascontiguousarray(argument.read(values, requests, caller))
     return device.take(host), host

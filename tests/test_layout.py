@@ -278,17 +278,14 @@ def test_lengths_that_are_none_are_refused(lengths):
 
 
 def test_lengths_of_another_number_of_requests_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^layout_trees: lengths has 3 numbers and the trees are 2; pass one a request"
-    ):
+    message = r"^layout_trees: lengths has 3 numbers and the trees are 2; pass one a request"
+    with pytest.raises(ValueError, match=message):
         layout_trees(batch([[-1], [-1]]), [1, 2, 3], device=WATCHED)
 
 
 def test_int32_lengths_on_the_device_are_refused():
-    with (
-        WATCHED.graph() as graph,
-        pytest.raises(TypeError, match=r"^layout_trees: lengths is int32\[1\]; it must be int64"),
-    ):
+    message = r"^layout_trees: lengths is int32\[1\]; it must be int64"
+    with WATCHED.graph() as graph, pytest.raises(TypeError, match=message):
         layout_trees(batch([[-1]]), np.array([1], np.int32), stream=graph, device=WATCHED)
 
 

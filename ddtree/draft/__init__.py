@@ -113,7 +113,7 @@ def draft_tree(
     nothing is read back. A call with `out`, a stream and every argument on the device only launches kernels; numbers
     of the host are copied there when the call is made, also while a graph records.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row; on a GPU such a
-    request has a negative count of nodes and a layout of its root alone.
+    request has a negative count of nodes and a layout of its root alone. Longer than 40 lines because of its arguments.
     """
     shape = batch_shape(logits)
     options = {"temperature": temperature, "bias": bias, "allowed": allowed}
