@@ -1,7 +1,8 @@
 """Set the links between notebooks: `python -m tools.links` writes Previous and Next in the order of reading.
 
-The order is `notebooks/order.txt`, a notebook a line, whatever the numbers say. `--check` names what differs and exits
-1.
+The order is `notebooks/order.txt`: a notebook per line, and a line `# Title` before each part, whatever the numbers
+say. The tour in 00_start_here (the cell with the id `tour`) is written from it too. `--check` names what differs and
+exits 1.
 """
 
 import argparse
@@ -16,18 +17,42 @@ from tools.format import NOTEBOOKS, canonical
 ORDER = NOTEBOOKS / "order.txt"
 
 
-def read_order() -> list[Path]:
-    """Every notebook in the order of reading; raises SystemExit if the list and the folder disagree."""
-    names = ORDER.read_text(encoding="utf-8").split()
+def read_parts() -> dict[str, list[Path]]:
+    """The notebooks by the title of their part, in the order of reading; raises SystemExit if it is not the folder."""
+    parts: dict[str, list[Path]] = {}
+    for line in ORDER.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            parts[line[2:]] = []
+        else:
+            parts[list(parts)[-1]].append(NOTEBOOKS / f"{line}.ipynb")
+    names = [path.stem for pages in parts.values() for path in pages]
     found = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
-    if wrong := sorted(found.symmetric_difference(names)) or len(names) != len(set(names)):
-        raise SystemExit(f"{ORDER}: lists each notebook once; look at {wrong}")
-    return [NOTEBOOKS / f"{name}.ipynb" for name in names]
+    if wrong := sorted(found.symmetric_difference(names)) or sorted(name for name in names if names.count(name) > 1):
+        raise SystemExit(f"{ORDER}: lists each notebook once; look at {', '.join(wrong)}")
+    return parts
+
+
+def read_order() -> list[Path]:
+    """Every notebook in the order of reading."""
+    return [path for pages in read_parts().values() for path in pages]
+
+
+def title(page: Path) -> str:
+    """The title of a notebook."""
+    return nbformat.read(page, as_version=4).cells[0].source.split("\n")[0].removeprefix("# ")
+
+
+def tour() -> str:
+    """The table of parts and pages, as markdown."""
+    lines = ["| part | pages |", "| --- | --- |"]
+    for part, pages in list(read_parts().items())[1:]:
+        lines.append(f"| {part} | {' · '.join(f'[{title(page)}]({page.name})' for page in pages)} |")
+    return "\n".join(lines)
 
 
 def link(label: str, page: Path) -> str:
-    title = nbformat.read(page, as_version=4).cells[0].source.split("\n")[0].removeprefix("# ")
-    return f"{label}: [{title}]({page.name})"
+    """A link to a neighbour."""
+    return f"{label}: [{title(page)}]({page.name})"
 
 
 def linked(order: list[Path], at: int) -> str:
@@ -38,6 +63,9 @@ def linked(order: list[Path], at: int) -> str:
     first = notebook.cells[0]
     body = re.sub(r"\n+(Previous|Next): \[[^\n]*$", "", first.source.rstrip())
     first.source = f"{body}\n\n{' · '.join(links)}"
+    for cell in notebook.cells:
+        if cell.id == "tour":
+            cell.source = tour()
     return canonical(nbformat.writes(notebook))
 
 
