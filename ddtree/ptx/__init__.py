@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_STEPS', 'Launch', 'launch', 'PtxProgram', 'load_ptx', 'GlobalMemory', 'PtxError', 'Shape', 'pack_parameters',
-           'Counters', 'Machine', 'Tally', 'counters', 'Step', 'Scheduler', 'BlockCode', 'BlockCoder',
-           'InstructionCoder', 'MemoryCoder', 'OperandCoder', 'Value', 'ValueCoder', 'BarrierRelease', 'BarrierUnit',
-           'Flow', 'SyncUnit', 'Waiting', 'WarpExchange', 'reuse_names']
+           'Counters', 'Machine', 'Tally', 'counters', 'BlockCode', 'BlockCoder', 'InstructionCoder', 'MemoryCoder',
+           'OperandCoder', 'Value', 'ValueCoder', 'BarrierRelease', 'BarrierUnit', 'Flow', 'SyncUnit', 'Waiting',
+           'WarpExchange', 'reuse_names', 'Step', 'Scheduler']
 
 # %% ../notebooks/05l_ptx.ipynb #7a8869fa
 import hashlib
@@ -138,15 +138,6 @@ from .values import Value as Value
 from .values import ValueCoder as ValueCoder
 
 _all_ = ["GlobalMemory", "PtxError", "Shape", "pack_parameters", "Counters", "Machine", "Tally", "counters"]
-_all_ += [
-    "Step",
-    "Scheduler",
-    "BlockCode",
-    "BlockCoder",
-    "InstructionCoder",
-    "MemoryCoder",
-    "OperandCoder",
-    "Value",
-    "ValueCoder",
-]
+_all_ += ["BlockCode", "BlockCoder", "InstructionCoder", "MemoryCoder", "OperandCoder", "Value", "ValueCoder"]
 _all_ += ["BarrierRelease", "BarrierUnit", "Flow", "SyncUnit", "Waiting", "WarpExchange", "reuse_names"]
+_all_ += ["Step", "Scheduler"]
