@@ -8,13 +8,12 @@ __all__ = []
 # %% ../notebooks/06d_cuda_store.ipynb #aacf2f2f
 import ast
 import hashlib
-import inspect
+import linecache
 import os
-import textwrap
-import tokenize
 import types
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,21 @@ def _def_line(function: Callable[..., Any]) -> int | None:
     A lambda has none. A function of which there is only the code, as `exec` makes it, has none either.
     """
     code = function.__code__
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    return _def_lines("".join(lines)).get((code.co_name, code.co_firstlineno))
+
+
+@lru_cache(maxsize=64)
+def _def_lines(source: str) -> dict[tuple[str, int], int]:
+    """The line of every `def` in a source, by its name and the line its code begins at: a decorator's or its own."""
     try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            starts = [node.lineno, *(decorator.lineno for decorator in node.decorator_list[:1])]
-            if code.co_firstlineno - first + 1 in starts:
-                return node.lineno + first - 1
-    return None
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    starts = {node: {node.lineno, *(decorator.lineno for decorator in node.decorator_list[:1])} for node in functions}
+    return {(node.name, start): node.lineno for node in functions for start in starts[node]}
 
 # %% ../notebooks/06d_cuda_store.ipynb #68e8e21f
 def _codes(code: types.CodeType) -> tuple[Any, set[str]]:
