@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import types
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Annotated, Any
 
 import ml_dtypes
@@ -24,14 +27,19 @@ from ddtree.cuda import (
     device_function,
     flatten,
     flatten_names,
+    gpu_device,
     kernel,
     link,
     load_four,
     max_or_nan,
     parse_contract,
     parse_parameter,
+    source,
+    store,
     watch_launches,
 )
+from ddtree.cuda import compile as compile_module
+from ddtree.cuda import text as text_module
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 
@@ -137,6 +145,22 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_every_name_of_the_one_module_is_in_the_face():
+    names = [
+        *("DeviceFunction", "Device", "GpuArray", "GpuDevice", "GpuGraph", "Instruction", "Kernel", "Launch"),
+        *("LaunchRule", "Launched", "Parameter", "PtxDevice", "PtxGraph", "View", "WideLoad", "cdiv", "check_arch"),
+        *("check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names", "kernel", "link"),
+        *("load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+    ]
+    assert sorted(names) == sorted(cuda_module.__all__)
+    assert all(hasattr(cuda_module, name) for name in [*names, "_compilable", "_driver_version"])
+
+
+def test_a_file_of_a_family_is_named_from_the_package_on():
+    assert store._source(compile_module.__file__) == "ddtree/cuda/compile.py"
+    assert store._source("/somewhere/ddtree/mine.py") == "mine.py"
+
+
 def test_importing_kernels_imports_no_compiler():
     code = "import sys, ddtree.kernels; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
     assert run_python(code) == "[]"
@@ -146,7 +170,7 @@ def test_a_missing_wheel_is_named_with_the_command_that_brings_it(monkeypatch):
     def refuse(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(cuda_module, "import_module", refuse)
+    monkeypatch.setattr(compile_module, "import_module", refuse)
     with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[gpu\]'"):
         make_adder(0.5).ptx()
 
@@ -273,7 +297,7 @@ def test_the_text_has_no_chance_in_it():
 def test_the_lowered_version_links_for_every_architecture(arch):
     for each in (scale_kernel, reverse_kernel, typed_kernel):
         text = each.ptx(arch)
-        assert f".target {arch}" in text and f".version {cuda_module._PTX_VERSIONS[arch]}\n" in text
+        assert f".target {arch}" in text and f".version {text_module._PTX_VERSIONS[arch]}\n" in text
         code, log = link(text, arch)
         assert len(code.code) > 1000 and "Used" in log
 
@@ -325,6 +349,136 @@ def test_functions_and_closures_reach_the_kernel(device):
     assert twice(2) == 4
 
 
+def test_a_device_function_costs_no_call_and_is_translated_once_for_all_kernels(device):
+    @device_function
+    def clipped(x: Any) -> Any:
+        return min(max(x, np.float32(2)), np.float32(5))
+
+    @kernel("E1", block=32, grid="1")
+    def clip_kernel(x: In, out: Out) -> None:
+        i = cuda.threadIdx.x
+        out[i] = clipped(x[i])
+
+    @kernel("E1", block=32, grid="1")
+    def clip_twice_kernel(x: In, out: Out) -> None:
+        i = cuda.threadIdx.x
+        out[i] = clipped(x[i]) + clipped(x[i] + np.float32(1))
+
+    x, before = numbers(32), len(compile_module._JITTED)
+    for each, expected in ((clip_kernel, x.clip(2, 5)), (clip_twice_kernel, x.clip(2, 5) + (x + 1).clip(2, 5))):
+        out, text = device.empty(32, np.float32), each._compile("sm_120")  # anew, whatever is kept
+        each(x, out, device=device)
+        np.testing.assert_array_equal(out, expected)
+        assert "call" not in text and ".func" not in text
+    assert len(compile_module._JITTED) == before + 1
+    assert len(list(compile_module._JITTED.values())[-1].overloads) == 1
+
+
+AMOUNT_OF_ADDED = 1.0
+
+
+@device_function
+def added(x: Any) -> Any:
+    return x + np.float32(AMOUNT_OF_ADDED)
+
+
+def test_a_device_function_whose_constant_changed_is_translated_again(device, monkeypatch):
+    def sum_kernel(x: In, out: Out) -> None:
+        i = cuda.threadIdx.x
+        out[i] = added(x[i])
+
+    for amount in (1.0, 2.5, 1.0):
+        monkeypatch.setattr(sys.modules[__name__], "AMOUNT_OF_ADDED", amount)
+        out = device.empty(32, np.float32)
+        kernel("E1", block=32, grid="1")(sum_kernel)(numbers(32), out, device=device)
+        np.testing.assert_array_equal(out, numbers(32) + np.float32(amount))
+
+
+WITHOUT_A_SOURCE = """
+def shifted(x):
+    return x + 1.5
+
+def shift_kernel(x, out):
+    i = cuda.threadIdx.x
+    out[i] = shifted(x[i])
+"""
+
+
+def test_functions_without_a_source_compile_without_lines_and_without_a_warning(device):
+    scope: dict[str, Any] = {"cuda": cuda}
+    exec(WITHOUT_A_SOURCE, scope)
+    scope["shifted"] = device_function(scope["shifted"])
+    scope["shift_kernel"].__annotations__ = {"x": In, "out": Out}
+    bare = kernel("E1", block=32, grid="1")(scope["shift_kernel"])
+    out = device.empty(32, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = bare._compile("sm_120")
+        bare(numbers(32), out, device=device)
+    np.testing.assert_array_equal(out, (numbers(32) + 1.5).astype(np.float32))
+    assert ".loc" not in text and ".loc" in scale_kernel.ptx()
+
+
+def test_a_lambda_and_a_source_that_is_another_now_have_no_line(tmp_path):
+    path = tmp_path / "edited.py"
+    path.write_text("def run(x):\n    x[0] = 1.0\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), scope)
+    assert store._def_line(scope["run"]) == 1
+    for text in ("def other(x):\n    x[0] = 1.0\n", "\n\n", "    x = (\n", 'x = """\n', ""):
+        path.write_text(text)
+        assert store._def_line(scope["run"]) is None, text
+    assert store._def_line(lambda x: x) is None
+    assert store._def_line(added.function) == added.function.__code__.co_firstlineno + 1
+
+
+def test_line_numbers_are_part_of_what_is_kept(tmp_path):
+    path = tmp_path / "edited.py"
+    path.write_text("def run(x):\n    x[0] = 1.0\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), scope)
+    with_lines = store._describe(scope["run"])
+    path.unlink()
+    assert store._describe(scope["run"]) != with_lines
+
+
+def test_a_thread_that_uses_numba_by_itself_is_told_no_other_gpu():
+    dispatcher = import_module("numba.cuda.dispatcher")
+    original = dispatcher.get_current_device
+    with ThreadPoolExecutor(1) as pool, compile_module._compiling_for((9, 0)):
+        assert dispatcher.get_current_device().compute_capability == (9, 0)
+        with compile_module._compiling_for((12, 0)):
+            assert dispatcher.get_current_device().compute_capability == (12, 0)
+        assert dispatcher.get_current_device().compute_capability == (9, 0)
+        assert pool.submit(answer, dispatcher.get_current_device).result() == answer(original) != "SimpleNamespace"
+    assert dispatcher.get_current_device is original
+
+
+def answer(ask: Any) -> str:
+    """What a question to the driver comes to: the kind of GPU, or of the error where there is none."""
+    try:
+        return type(ask()).__name__
+    except import_module("numba.cuda.cudadrv.error").CudaSupportError as error:
+        return type(error).__name__
+
+
+def test_threads_compile_for_several_architectures_at_once():
+    wanted = [(make_adder(float(amount)), arch) for amount in range(4) for arch in ("sm_80", "sm_120")]
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda pair: pair[0]._compile(pair[1]), wanted))
+    assert all(f".target {arch}\n" in text for text, (_, arch) in zip(texts, wanted, strict=True))
+    assert texts == [each._compile(arch) for each, arch in wanted]
+
+
+def test_a_text_is_made_once_whoever_asks(monkeypatch):
+    made: list[str] = []
+    monkeypatch.setattr(Kernel, "_compile", lambda each, arch: made.append(arch) or f"text {len(made)}")
+    monkeypatch.setenv("DDTREE_CACHE", "")
+    one = make_adder(9.0)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: one.ptx("sm_90"), range(40))) == {"text 1"}
+
+
 # Launching on the PTX machine
 
 
@@ -367,7 +521,7 @@ def test_what_a_kernel_depends_on_is_in_its_description(monkeypatch):
 
             x[0] = part(x[1]) + other(x[2]) + inner()
 
-        return cuda_module._describe(run)
+        return store._describe(run)
 
     one, two = device_function(lambda a: a + 1), device_function(lambda a: a + 2)
     described = make(one, two)
@@ -377,12 +531,12 @@ def test_what_a_kernel_depends_on_is_in_its_description(monkeypatch):
     default = make(device_function(add), one)
     add.__defaults__ = (5.0,)
     assert default != make(device_function(add), one)
-    assert cuda_module._describe(lambda x: PLACE.C) is None  # what an object holds is not known
+    assert store._describe(lambda x: PLACE.C) is None  # what an object holds is not known
     monkeypatch.setenv("NUMBA_OPT", "0")
-    cuda_module._compilers.cache_clear()
-    assert "NUMBA_OPT" in cuda_module._compilers()
+    source._compilers.cache_clear()
+    assert "NUMBA_OPT" in source._compilers()
     monkeypatch.undo()
-    cuda_module._compilers.cache_clear()
+    source._compilers.cache_clear()
 
 
 def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path, monkeypatch):
@@ -390,11 +544,11 @@ def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path,
     path.write_text("def run(x):\n    x[0] = 1.0\n")
     scope: dict[str, Any] = {}
     exec(compile(path.read_text(), path, "exec"), scope)
-    before = cuda_module._describe(scope["run"])
+    before = store._describe(scope["run"])
     path.write_text("def run(x):\n    x[0] = 2.0\n")
-    assert cuda_module._describe(scope["run"]) == before
+    assert store._describe(scope["run"]) == before
     exec(compile(path.read_text(), path, "exec"), scope)
-    assert cuda_module._describe(scope["run"]) != before
+    assert store._describe(scope["run"]) != before
 
 
 def test_a_kernel_that_cannot_be_kept_is_compiled_with_a_warning(tmp_path, monkeypatch):
@@ -710,13 +864,13 @@ def test_a_read_only_gpu_array_is_refused_as_output(launched):
 
 
 def test_strides_of_axes_of_one_do_not_matter():
-    view = cuda_module._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
-    assert view.ordered and not cuda_module._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
+    view = gpu_device._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
+    assert view.ordered and not gpu_device._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
 
 
 def test_a_gpu_array_offers_the_interface():
     array = GpuArray(types.SimpleNamespace(handle=4096), (2, 3), np.dtype(np.float64))
-    view = cuda_module._gpu_view("x", array)
+    view = gpu_device._gpu_view("x", array)
     assert (view.address, view.shape, view.dtype, view.ordered, view.writable) == (4096, (2, 3), np.float64, True, True)
 
 
@@ -732,7 +886,8 @@ def test_the_choice_is_forced_by_the_environment(monkeypatch):
 
 
 def test_without_a_gpu_the_machine_is_chosen_and_a_forced_gpu_is_an_error(monkeypatch):
-    monkeypatch.setattr(cuda_module, "_driver_version", lambda: None)
+    for module in (cuda_module, gpu_device):
+        monkeypatch.setattr(module, "_driver_version", lambda: None)
     monkeypatch.delenv("DDTREE_DEVICE", raising=False)
     assert current_device().name == "ptx"
     monkeypatch.setenv("DDTREE_DEVICE", "gpu")
@@ -741,7 +896,8 @@ def test_without_a_gpu_the_machine_is_chosen_and_a_forced_gpu_is_an_error(monkey
 
 
 def test_a_driver_that_is_too_old_is_named_not_passed_over(monkeypatch):
-    monkeypatch.setattr(cuda_module, "_driver_version", lambda: 12_040)
+    for module in (cuda_module, gpu_device):
+        monkeypatch.setattr(module, "_driver_version", lambda: 12_040)
     monkeypatch.delenv("DDTREE_DEVICE", raising=False)
     cuda_module._gpu_device.cache_clear()
     with pytest.raises(RuntimeError, match=r"knows CUDA 12\.4, the wheels need 13\.0: update the driver to 580"):

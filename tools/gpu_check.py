@@ -419,7 +419,7 @@ def time_launches(gpu: GpuDevice) -> dict[str, Any]:
         for _ in range(100):
             run(graph)
     numba_cuda = import_module("numba.cuda")
-    dispatcher, factor = numba_cuda.jit(_compilable(scale_kernel.function)), np.float32(2)
+    dispatcher, factor = numba_cuda.jit(_compilable(scale_kernel.function, gpu.arch)), np.float32(2)
     arrays = numba_cuda.to_device(np.ones(128, np.float32)), numba_cuda.device_array(128, np.float32)
     configured = dispatcher[1, 128]
     configured(arrays[0], factor, arrays[1])
