@@ -32,7 +32,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """The shape of a DFlash drafter: its layers, the block (positions per pass, bonus included), the mask token's id, the
+    """The shape of a DFlash drafter: its layers, the block (its positions, bonus included), the mask token's id, the
     target layers it reads (0-based), how many layers that target has, and for each own layer whether a slot sees only
     itself and what is before it."""
 
