@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ddtree import bench
-from ddtree.bench import bench_builder, bench_tree, count_pipeline, describe, draw_logits, draw_rows, note_launches
+from ddtree import bench, measure
+from ddtree.bench import bench_builder, bench_tree, count_pipeline, describe, draw_logits, draw_rows
 from ddtree.check import assert_equal
 from ddtree.cli import app
 from ddtree.cuda import PtxDevice, _driver_version
-from ddtree.draft import draft_tree, empty_draft
 from ddtree.tree import build_tree
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
@@ -29,20 +28,8 @@ def replays(monkeypatch):
         seen.append((graph, calls))
         return {"median": 1.5, "q1": 1.0, "q3": 2.0, "n": repeats}
 
-    monkeypatch.setattr(bench, "time_graph", time_graph)
+    monkeypatch.setattr(measure, "time_graph", time_graph)
     return seen
-
-
-def test_noted_launches_do_again_what_the_call_did_and_the_device_is_as_before():
-    logits, out = draw_logits((3, 64)), empty_draft((3, 64), 5, FAST)
-    with note_launches(FAST) as noted:
-        draft_tree(logits, 4, out=out, device=FAST)
-    assert "prepare" not in vars(FAST) and noted[-1].kernel.name == "layout_trees"
-    expected = out.trees.tokens.copy()
-    out.trees.tokens[:] = 7
-    for launch in noted:
-        launch()
-    assert_equal(out.trees.tokens, expected, "tokens")
 
 
 def test_each_kernel_of_the_pipeline_gets_a_row_and_its_own_inputs(replays):
@@ -113,3 +100,13 @@ def test_a_file_that_cannot_be_written_is_said_plainly(monkeypatch, tmp_path):
     monkeypatch.setenv("DDTREE_DEVICE", "ptx")
     result = CliRunner().invoke(app, ["bench", "tree", "--out", str(tmp_path / "no" / "tree.json")])
     assert result.exit_code == 2 and "there is no folder" in result.stderr
+
+
+def test_a_device_may_be_named():
+    assert bench_tree(device=PtxDevice())["rows"] == count_pipeline(PtxDevice(), (3, 512), 8)
+
+
+def test_names_that_moved_to_measure_are_still_there():
+    for name in ("PACKAGES", "environment", "note_launches", "time_graph", "time_launches", "write_measurement"):
+        assert getattr(bench, name) is getattr(measure, name)
+    assert bench.spread is measure.quartiles
