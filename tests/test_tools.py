@@ -1,7 +1,7 @@
 import nbformat
 import pytest
 
-from tools import book, export, format
+from tools import book, export, format, measure_book
 
 
 def notebook(*cells):
@@ -156,3 +156,104 @@ def test_book_shows_a_failing_or_slow_cell(page, monkeypatch, source, message):
     nbformat.write(content, page)
     with pytest.raises(SystemExit, match=message):
         run_tool(book, monkeypatch, "--cell-seconds", "2", page)
+
+
+def lesson(source, shows=True):
+    outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "1", "image/png": ""})] if shows else []
+    return code(source, outputs=outputs)
+
+
+def measured(*cells):
+    parameters = code('profile: str = "small"', metadata={"tags": ["parameters"]})
+    head = nbformat.v4.new_markdown_cell("# T\n\n> One."), code("#| default_exp a"), parameters
+    page = notebook(*head, code("#| export\nimport a"), *cells)
+    lessons = [cell for cell in measure_book.code_cells(page) if not cell.exported]
+    return measure_book.measure(page, {word for cell in lessons for word in measure_book.words(cell.source)})
+
+
+KERNEL = "#| export\n@kernel('E1')\ndef add_kernel(x):\n    pass"
+LONG = "#| export\n" + "x = 1\n" * 50
+
+
+@pytest.mark.parametrize(
+    ("cells", "lines"),
+    [
+        ([code(KERNEL), lesson("add_kernel(1)"), lesson("\nassert_equal(1, 1)")], 1),
+        ([code(KERNEL), code(LONG), lesson("assert 1")], 51),
+        ([code(KERNEL), code(LONG)], measure_book.NEVER),
+        ([code(KERNEL), lesson("try:\n    add_kernel()\nexcept ValueError as e:\n    e"), lesson("assert 1")], 4),
+        ([lesson(KERNEL.replace("#| export\n", "")), lesson("try:\n    1\nexcept ValueError as e:\n    e")], 0),
+        ([lesson(KERNEL.replace("#| export\n", "")), lesson("x = 2"), lesson("x")], measure_book.NEVER),
+        ([code("#| export\ndef make():\n    @kernel()\n    def inner():\n        pass"), lesson("check_all()")], 0),
+    ],
+)
+def test_lines_from_a_kernel_to_its_first_comparison_are_counted(cells, lines):
+    assert measured(*cells).to_comparison == lines
+
+
+def test_a_run_of_exported_code_ends_at_a_cell_that_runs_not_at_one_that_imports():
+    assert measured(code(LONG), code(LONG), lesson("x")).export_run == 102
+    assert measured(code(LONG), lesson("x"), code(LONG)).export_run == 51
+    assert measured(code(LONG), lesson("import b"), code(LONG)).export_run == 102
+    assert measured(code(LONG), lesson("x")).first_output == 52
+
+
+def test_a_device_function_counts_as_run_when_the_code_of_a_lesson_cell_names_it():
+    function = "#| export\n@device_function\ndef half(x):\n    return x"
+    assert measured(code(function), lesson("run_function(half, 1)")).not_run == 0
+    named_in_a_comment = measured(code(function), lesson("x  # half"))
+    assert (named_in_a_comment.not_run, named_in_a_comment.where["not_run"]) == (1, "half")
+
+
+def test_long_functions_are_found_and_those_over_40_lines_need_a_reason():
+    def function(lines, reason):
+        return code(f'#| export\ndef f():\n    """Does it{reason}."""\n' + "    x = 1\n" * (lines - 2))
+
+    assert (measured(function(40, "")).unexplained, measured(function(41, "")).unexplained) == (0, 1)
+    page = measured(function(61, ", long because the steps share their state"))
+    assert (page.function_lines, page.functions_over_60, page.unexplained) == (61, 1, 0)
+
+
+def test_cells_prose_and_figures_are_counted():
+    page = measured(lesson("x\n" * 7), lesson("x\n\n\nx"), nbformat.v4.new_markdown_cell("a\nb"))
+    assert (page.cell_median, page.long_lessons, page.figures) == (2, 0.5, 2)
+    assert page.prose_per_code == 4 / 11
+
+
+@pytest.fixture
+def ratchet(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_book, "BEHIND", tmp_path / "behind.json")
+    monkeypatch.setattr(measure_book, "NOTEBOOKS", tmp_path)
+
+    def write_page(lines, name="01_a"):
+        nbformat.write(notebook(code("#| export\n" + "x = 1\n" * (lines - 1)), lesson("x")), tmp_path / f"{name}.ipynb")
+
+    write_page(80)
+    assert run_tool(measure_book, monkeypatch, "--update") == 0
+    return write_page
+
+
+def test_the_ratchet_starts_from_what_is_and_holds_it(ratchet, monkeypatch, capsys):
+    assert run_tool(measure_book, monkeypatch, "--check") == 0
+    assert measure_book.BEHIND.read_text() == '{\n  "01_a": {"export_run": 80, "first_output": 81}\n}\n'
+    ratchet(81)
+    for option in ("--check", "--update"):
+        assert run_tool(measure_book, monkeypatch, option) == 1
+        assert "worse: 01_a: export_run is 81, 80 are listed" in capsys.readouterr().out
+    assert '"export_run": 80' in measure_book.BEHIND.read_text()
+
+
+def test_a_new_page_must_keep_to_the_limits(ratchet, monkeypatch, capsys):
+    ratchet(61, "02_b")
+    assert run_tool(measure_book, monkeypatch, "--check") == 1
+    assert "worse: 02_b: export_run is 61, the limit is 60" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lines", [70, 10])
+def test_a_page_that_became_better_must_tighten_the_list(ratchet, monkeypatch, capsys, lines):
+    ratchet(lines)
+    assert run_tool(measure_book, monkeypatch, "--check") == 1
+    assert "better: 01_a: export_run is" in capsys.readouterr().out
+    assert run_tool(measure_book, monkeypatch, "--update") == 0
+    assert run_tool(measure_book, monkeypatch, "--check") == 0
+    assert ("01_a" in measure_book.BEHIND.read_text()) == (lines == 70)
