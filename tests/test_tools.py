@@ -148,14 +148,24 @@ def test_book_refuses_an_unknown_parameter(page, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [("1 / 0", "1 / 0"), ("import time; time.sleep(30)", "longer than 2 s")]
+    ("source", "seconds", "message"), [("1 / 0", 600, "1 / 0"), ("import time; time.sleep(30)", 2, "longer than 2 s")]
 )
-def test_book_shows_a_failing_or_slow_cell(page, monkeypatch, source, message):
+def test_book_shows_a_failing_or_slow_cell(page, monkeypatch, source, seconds, message):
     content = nbformat.read(page, as_version=4)
     content.cells.append(code(source))
     nbformat.write(content, page)
     with pytest.raises(SystemExit, match=message):
-        run_tool(book, monkeypatch, "--cell-seconds", "2", page)
+        run_tool(book, monkeypatch, "--cell-seconds", seconds, page)
+
+
+def test_book_runs_the_others_when_a_notebook_fails(page, monkeypatch, capfd):
+    wrong = page.with_name("02_wrong.ipynb")
+    nbformat.write(notebook(code("1 / 0")), wrong)
+    with pytest.raises(SystemExit, match=r"02_wrong\.ipynb: cell 0 failed"):
+        run_tool(book, monkeypatch, "--jobs", 2, page, wrong)
+    printed = capfd.readouterr()
+    assert "02_wrong.ipynb: FAILED" in printed.out and "01_page.ipynb: " in printed.out
+    assert (book.BUILD / "01_page.html").exists() and "WARNING" not in printed.err
 
 
 def lesson(source, shows=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import papermill
 from nbconvert import HTMLExporter
+from traitlets.config import Config
 
 from tools.format import NOTEBOOKS, canonical
 
@@ -35,7 +36,8 @@ def execute(notebook: Path, output: Path, parameters: dict, cell_seconds: int) -
     try:
         papermill.execute_notebook(
             str(notebook), str(output), parameters, cwd=str(notebook.parent), kernel_name="python3",
-            progress_bar=False, execution_timeout=cell_seconds,
+            progress_bar=False, execution_timeout=cell_seconds, start_timeout=max(60, cell_seconds),
+            config=Config(KernelManager={"transport_encryption": "auto"}),  # else the kernel warns of plain text
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise SystemExit(f"{notebook}: cell {error.cell_index} failed\n{error.source}\n{error}") from None
