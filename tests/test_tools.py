@@ -1,7 +1,10 @@
+import conftest
 import nbformat
 import pytest
+from hypothesis import settings
 
-from tools import book, export, format, measure_book
+from ddtree.cuda import Kernel
+from tools import book, export, format, gpu, lab, measure_book, run_tests, warm
 
 
 def notebook(*cells):
@@ -267,3 +270,93 @@ def test_a_page_that_became_better_must_tighten_the_list(ratchet, monkeypatch, c
     assert run_tool(measure_book, monkeypatch, "--update") == 0
     assert run_tool(measure_book, monkeypatch, "--check") == 0
     assert ("01_a" in measure_book.BEHIND.read_text()) == (lines == 70)
+
+
+def test_all_steps_run_and_one_that_fails_fails_the_whole(monkeypatch, capfd):
+    monkeypatch.setattr(run_tests, "STATIC", {"lint": "-c print('lint-says')", "types": "-c import(sys)"})
+    steps = {"tests": "-c print('1-passed');raise(SystemExit(3))", "book": "-c print('book-done')"}
+    monkeypatch.setattr(run_tests, "long_steps", lambda jobs: steps)
+    assert run_tool(run_tests, monkeypatch) == 1
+    printed = capfd.readouterr().out
+    assert [text in printed for text in ("lint-says", "SyntaxError", "1-passed", "book-done")] == [True] * 4
+    assert printed.splitlines()[-1] == "FAILED: tests, types"
+
+
+def test_when_every_step_passes_so_does_the_whole(monkeypatch, capfd):
+    monkeypatch.setattr(run_tests, "STATIC", {"lint": "-c pass"})
+    monkeypatch.setattr(run_tests, "long_steps", lambda jobs: {"tests": f"-c print('jobs:{jobs}')"})
+    assert run_tool(run_tests, monkeypatch, "--jobs", "3") == 0
+    printed = capfd.readouterr().out
+    assert "jobs:3" in printed and printed.splitlines()[-1] == "everything passed"
+
+
+def test_no_step_stops_a_cell_before_ten_minutes():
+    assert float(run_tests.NBVAL.split("--nbval-cell-timeout ")[1].split()[0]) >= 600
+    assert "--cell-seconds" not in " ".join(run_tests.long_steps(2).values())
+
+
+def test_deep_runs_draw_ten_times_as_many_cases_anew_each_time():
+    deep = conftest.deepen(settings(max_examples=25, derandomize=True, deadline=None))
+    assert (deep.max_examples, deep.derandomize, deep.deadline) == (250, False, None)
+
+
+def test_deep_runs_reach_every_generated_test():
+    """The names of hypothesis that conftest uses are still there."""
+    tests = sorted((export.ROOT / "tests").glob("test_*.py"))
+    generated = next(path for path in tests if "@given(" in path.read_text())
+    module = __import__(generated.stem)
+    functions = [value for value in vars(module).values() if hasattr(value, "hypothesis")]
+    assert functions and all(isinstance(f._hypothesis_internal_use_settings, settings) for f in functions)
+
+
+def test_warming_finds_the_kernels_of_the_main_way_each_once():
+    kernels = warm.find_kernels()
+    names = [kernel.name for kernel in kernels]
+    assert all(isinstance(kernel, Kernel) for kernel in kernels) and len(set(map(id, kernels))) == len(kernels)
+    assert {"build_trees", "merge_top_k", "layout_trees"} <= set(names)
+
+
+def test_warming_needs_a_folder(monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE", "")
+    with pytest.raises(SystemExit, match="the folder that DDTREE_CACHE names"):
+        run_tool(warm, monkeypatch)
+
+
+def test_lab_trusts_the_notebooks_and_starts_jupyterlab_on_the_first(page, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(lab, "NOTEBOOKS", page.parent)
+    started = []
+    monkeypatch.setattr("os.execv", lambda program, command: started.append(command))
+    run_tool(lab, monkeypatch, "--no-browser")
+    assert lab.NotebookNotary().check_signature(nbformat.read(page, as_version=4))
+    assert "trusted 1 notebooks" in capsys.readouterr().out
+    assert started[0][1:3] == ["-m", "jupyterlab"] and "--no-browser" in started[0]
+    assert started[0][-1].endswith("00_start_here.ipynb")
+
+
+def test_sections_that_fail_are_recorded_and_the_next_still_runs(monkeypatch, tmp_path):
+    written = []
+    monkeypatch.setattr(gpu, "write_measurement", lambda out, command, results: written.append(dict(results)))
+    sections = {"trees": lambda: {"equal": True}, "top-k": lambda: int("x"), "rows": lambda: gpu.ROOT / 1}
+    sections["end"] = lambda: 4
+    results = gpu.run_sections(sections, tmp_path / "x.json", "command", {"arch": "sm_90"})
+    assert (results["arch"], results["trees"], results["end"]) == ("sm_90", {"equal": True}, 4)
+    assert gpu.failures(results) == [
+        "top-k: FAILED: ValueError: invalid literal for int() with base 10: 'x'",
+        "rows: FAILED: TypeError: unsupported operand type(s) for /: 'PosixPath' and 'int'",
+    ]
+    assert [len(results) for results in written] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", True),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
+        ("========= ERROR SUMMARY: 3 errors", False),
+        ("hazard detected\n========= RACECHECK SUMMARY: 0 hazards displayed", False),
+        ("========= COMPUTE-SANITIZER\nkilled", False),
+    ],
+)
+def test_a_report_of_compute_sanitizer_is_clean_only_with_its_summary(text, clean):
+    assert gpu.is_clean(text) is clean

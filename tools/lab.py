@@ -14,8 +14,6 @@ from nbformat.sign import NotebookNotary
 
 from tools.format import NOTEBOOKS
 
-FIRST = NOTEBOOKS / "00_start_here.ipynb"
-
 
 def trust(notebooks: list[Path]) -> None:
     """Sign notebooks as they are now, for this user of this machine."""
@@ -32,7 +30,7 @@ def main() -> int:
     trust(notebooks)
     print(f"trusted {len(notebooks)} notebooks, so that their stored drawings are shown", flush=True)
     options = ["--MappingKernelManager.transport_encryption=auto", *sys.argv[1:]]
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, str(FIRST)])
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, str(NOTEBOOKS / "00_start_here.ipynb")])
 
 
 if __name__ == "__main__":
