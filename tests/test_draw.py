@@ -268,9 +268,9 @@ def test_picture_is_accessible():
 
 def test_the_largest_tree_is_quick_and_small():
     tree, accepted, bonus = recorded_round("p0", 5, 1024)
-    start = time.perf_counter()
+    start = time.process_time()
     svg = tree_svg(tree, accepted, bonus, byte_text)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(tree) == 1025 and len(svg.encode()) < 400_000
     check_geometry(tree, svg, accepted, bonus)
     assert len(dict(layers(svg))["ink"]) == 96

@@ -83,13 +83,13 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip(f"{command[0]} is not installed: kernels/kdtr.h is not tested as {request.param}")
     program = tmp_path_factory.mktemp(request.param) / "kdtr_reader"
     source = ["-I", str(ROOT / "kernels"), str(ROOT / "tests/kdtr_reader.c"), "-o", str(program)]
-    subprocess.run([*command, *STRICT, *SANITIZED, *source], check=True, timeout=60)
+    subprocess.run([*command, *STRICT, *SANITIZED, *source], check=True, timeout=600)
     return program
 
 
 def run(reader: Path, *arguments: object) -> list[str]:
     """The lines the C program prints; a sanitizer's complaint fails here."""
-    done = subprocess.run([reader, *map(str, arguments)], capture_output=True, encoding="utf-8", timeout=60)
+    done = subprocess.run([reader, *map(str, arguments)], capture_output=True, encoding="utf-8", timeout=600)
     assert done.returncode in (0, 1) and not done.stderr, done.stderr
     return done.stdout.split("\n")[:-1]
 
@@ -383,7 +383,7 @@ from ddtree.kdtr import save
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 save({str(tmp_path / "f")!r}, {{"w": numpy.zeros(100_000)}})
 """
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=600).returncode == -signal.SIGKILL
     assert (tmp_path / "f").read_bytes() == raw
     assert content(tmp_path / "f", {"w": np.zeros(3)}) != raw
 

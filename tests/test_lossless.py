@@ -1,6 +1,6 @@
 from ddtree.engine import Sampling
-from lossless import SAMPLINGS, engines, row_of
 from random_models import FAMILIES, NANO, PAIRS
+from tools.lossless import SAMPLINGS, engines, row_of
 
 
 def test_text_with_trees_is_the_text_without_for_every_model():

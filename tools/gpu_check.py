@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ddtree.bench import spread, write_measurement
+from ddtree.bench import spread
 from ddtree.build import build_trees, build_trees_kernel
 from ddtree.check import assert_equal
 from ddtree.cuda import Device, GpuDevice, Kernel, LaunchRule, PtxDevice, _compilable, flatten, kernel, link
@@ -34,8 +34,8 @@ from ddtree.kernels import build_kernels, read_toolchain
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 from ddtree.tree import build_tree
+from tools.gpu import ROOT, failures, is_clean, run_sections, start_sanitizer
 
-ROOT = Path(__file__).parent.parent
 VECTORS = ROOT / "fixtures" / "tree_vectors.kdtr"
 SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3.4e38, -3.4e38, 1, -1.5], np.float32)
 TOOLS = {
@@ -213,25 +213,28 @@ def run_case(name: str, device: Device) -> list[np.ndarray]:
     return [device.numpy(value) for value in arguments if hasattr(value, "shape")]
 
 
+def check_case(gpu: Device, name: str) -> str:
+    """A kernel on the GPU, compiled for it, and on the PTX machine, compiled for sm_120: "equal", or how not."""
+    try:
+        pairs = list(zip(run_case(name, gpu), run_case(name, PtxDevice(count=False)), strict=True))
+    except PtxError as error:
+        return f"FAILED: {error}"
+    if approximate := load_ptx(as_kernel(name).ptx()).approximations:
+        error = max(float(np.max(np.abs(a - b) / np.abs(b))) for a, b in pairs)
+        return f"{'' if error < 1e-5 else 'FAILED: '}within {error:.1e}, uses {', '.join(approximate)}"
+    same = [np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in pairs]
+    nan = [a.dtype.kind == "f" and np.array_equal(a, b, equal_nan=True) for a, b in pairs]
+    return "equal" if all(same) else "equal but for the bits of NaN" if all(nan) else "FAILED: differs"
+
+
+def conforming() -> list[str]:
+    """The cases that both must agree on: all but those that are wrong on purpose."""
+    return [name for name in names_of("") if not name.endswith(("_wrong", "_racy"))]
+
+
 def check_conformance(gpu: Device) -> dict[str, str]:
-    """Each kernel on the GPU, compiled for it, and on the PTX machine, compiled for sm_120: the same bits."""
-    results = {}
-    for name in names_of(""):
-        if name.endswith(("_wrong", "_racy")):
-            continue
-        try:
-            pairs = list(zip(run_case(name, gpu), run_case(name, PtxDevice(count=False)), strict=True))
-        except PtxError as error:
-            results[name] = f"FAILED: {error}"
-            continue
-        if approximate := load_ptx(as_kernel(name).ptx()).approximations:
-            error = max(float(np.max(np.abs(a - b) / np.abs(b))) for a, b in pairs)
-            results[name] = f"{'' if error < 1e-5 else 'FAILED: '}within {error:.1e}, uses {', '.join(approximate)}"
-            continue
-        same = [np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in pairs]
-        nan = [a.dtype.kind == "f" and np.array_equal(a, b, equal_nan=True) for a, b in pairs]
-        results[name] = "equal" if all(same) else "equal but for the bits of NaN" if all(nan) else "FAILED: differs"
-    return results
+    """Each kernel on the GPU and on the PTX machine."""
+    return {name: check_case(gpu, name) for name in conforming()}
 
 
 def check_trees(gpu: Device) -> dict[str, Any]:
@@ -275,20 +278,20 @@ def run_alone(cubin: Path, name: str) -> None:
     device.sync()
 
 
-def sanitize(name: str, folder: Path, arch: str) -> dict[str, Any]:
-    """One kernel under the tool that should catch its mistake, and what the PTX machine says to it."""
+def sanitize(name: str, folder: Path) -> dict[str, Any]:
+    """One kernel under the tool that should catch its mistake."""
     tool = TOOLS[name.split("_")[0]]
-    command = ["compute-sanitizer", "--tool", tool, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
-    command += [sys.executable, "-m", "tools.gpu_check", "--alone", name, str(folder / f"{name}.cubin")]
+    process = start_sanitizer(tool, "tools.gpu_check", "--alone", name, str(folder / f"{name}.cubin"))
     try:
-        run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+        text = process.communicate(timeout=60)[0]
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
         return {"tool": tool, "clean": False, "says": ["stopped after 60 s"]}
-    text = run.stdout + run.stderr
     found = re.findall(r"=========\s+(\S.*)", text)
     reports = [line for line in found if not line.startswith(("COMPUTE-SANITIZER", "Host Frame", "Saved host"))]
-    clean = bool(re.search(r"ERROR SUMMARY: 0 errors|0 hazards displayed", text)) and "hazard detected" not in text
-    return {"tool": tool, "clean": clean, "says": reports[:3], **({"why": BLIND[name]} if name in BLIND else {})}
+    why = {"why": BLIND[name]} if name in BLIND else {}
+    return {"tool": tool, "clean": is_clean(text), "says": reports[:3], **why}
 
 
 def check_sanitizer(arch: str) -> dict[str, Any]:
@@ -300,7 +303,7 @@ def check_sanitizer(arch: str) -> dict[str, Any]:
         for name in names:
             Path(scratch, f"{name}.cubin").write_bytes(link(as_kernel(name).ptx(arch), arch)[0].code)
         with ThreadPoolExecutor(6) as pool:
-            reports = list(pool.map(lambda name: sanitize(name, Path(scratch), arch), names))
+            reports = list(pool.map(lambda name: sanitize(name, Path(scratch)), names))
     return {name: {**report, "machine": ask_machine(name)} for name, report in zip(names, reports, strict=True)}
 
 
@@ -432,18 +435,16 @@ def time_launches(gpu: GpuDevice) -> dict[str, Any]:
     }
 
 
-def failures(results: Any) -> list[str]:
-    """Every text in the results that begins with FAILED, and every kernel the sanitizer or the machine misjudged."""
-    if isinstance(results, dict):
-        found = [f"{key}: {line}" for key, value in results.items() for line in failures(value)]
-        judged = {name: value for name, value in results.items() if isinstance(value, dict) and "machine" in value}
-        for name, value in judged.items():
-            if name.endswith("_fixed") and not (value["clean"] and value["machine"] == "clean"):
-                found.append(f"{name}: repaired, but not clean")
-            if not name.endswith("_fixed") and (value["machine"] == "clean" or value["clean"] != (name in BLIND)):
-                found.append(f"{name}: wrong, but not seen as expected")
-        return found
-    return [results] if isinstance(results, str) and results.startswith("FAILED") else []
+def misjudged(results: dict[str, Any]) -> list[str]:
+    """Every kernel that the sanitizer or the machine misjudged."""
+    found = []
+    for name, value in results.items():
+        fixed = name.endswith("_fixed")
+        if fixed and not (value["clean"] and value["machine"] == "clean"):
+            found.append(f"{name}: repaired, but not clean")
+        if not fixed and (value["machine"] == "clean" or value["clean"] != (name in BLIND)):
+            found.append(f"{name}: wrong, but not seen as expected")
+    return found
 
 
 def main() -> int:
@@ -464,18 +465,12 @@ def main() -> int:
         "launch_us": lambda: time_launches(gpu),
         "sanitizer": lambda: check_sanitizer(gpu.arch),
     }
-    results: dict[str, Any] = {"arch": gpu.arch, "toolchain": read_toolchain(build_trees_kernel.ptx(gpu.arch))}
-    for name, section in sections.items():
-        start = time.perf_counter()
-        try:
-            results[name] = section()
-        except (AssertionError, OSError, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-            results[name] = f"FAILED: {type(error).__name__}: {error}"
-        print(f"== {name} ({time.perf_counter() - start:.1f} s)\n{results[name]}", flush=True)
-        if options.out:  # after each section: what a stopped run has found is kept
-            prebuilt = f" --prebuilt {options.prebuilt}" if options.prebuilt else ""
-            write_measurement(options.out, f"python -m tools.gpu_check --out {options.out.name}{prebuilt}", results)
-    found = failures(results)
+    facts = {"arch": gpu.arch, "toolchain": read_toolchain(build_trees_kernel.ptx(gpu.arch))}
+    prebuilt = f" --prebuilt {options.prebuilt}" if options.prebuilt else ""
+    command = f"python -m tools.gpu_check --out {options.out.name if options.out else 'FILE'}{prebuilt}"
+    results = run_sections(sections, options.out, command, facts)
+    judged = results["sanitizer"]
+    found = failures(results) + (misjudged(judged) if isinstance(judged, dict) and "skipped" not in judged else [])
     print("\n".join(found) or "everything as it must be")
     return 1 if found else 0
 

@@ -7,14 +7,11 @@ tools of compute-sanitizer. It writes one JSON and ends with an error if anythin
 """
 
 import argparse
-import csv
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -24,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree.bench import VOCABULARY, write_measurement
+from ddtree.bench import VOCABULARY
 from ddtree.bench import draw_logits as bench_logits
 from ddtree.build import (
     Trees,
@@ -42,8 +39,8 @@ from ddtree.kdtr import load
 from ddtree.layout import attention_mask, eagle_tensors, layout_trees, layout_trees_ref
 from ddtree.topk import merge_top_k, top_k, top_k_ref
 from ddtree.tree import DraftTree, build_tree
+from tools.gpu import ROOT, count_with_ncu, failures, is_clean, run_sections, start_sanitizer
 
-ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
 KINDS = ("normal", "ties", "bfloat16", "peaked", "flat", "masked", "tiny steps", "zeros")
 TREE_FIELDS = ("tokens", "parents", "depths", "scores", "ranks")
@@ -283,11 +280,9 @@ def run_kernels(gpu: GpuDevice) -> None:
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
-def start_tool(folder: Path, tool: str) -> subprocess.Popen[str]:
-    """`run_kernels` in a process of its own under one of compute-sanitizer's tools; kernels come from the folder."""
-    command = ["compute-sanitizer", "--tool", tool, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
-    command += [sys.executable, "-W", "ignore", "-m", "tools.gpu_draft", "--run", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+def start_tools(folder: Path) -> dict[str, subprocess.Popen[str]]:
+    """`run_kernels` in a process of its own under each of compute-sanitizer's tools; kernels come from the folder."""
+    return {tool: start_sanitizer(tool, "tools.gpu_draft", "--run", str(folder)) for tool in TOOLS}
 
 
 def read_tools(running: dict[str, subprocess.Popen[str]]) -> dict[str, Any]:
@@ -295,7 +290,7 @@ def read_tools(running: dict[str, subprocess.Popen[str]]) -> dict[str, Any]:
     found = {}
     for tool, process in running.items():
         text = process.communicate()[0]
-        clean = bool(re.search(r"ERROR SUMMARY: 0 errors|0 hazards displayed", text)) and process.returncode == 0
+        clean = is_clean(text) and process.returncode == 0
         found[tool] = {"clean": clean, "says": [line for line in text.splitlines() if "=====" in line][-3:]}
         if not clean:
             print(text[-3000:], flush=True)
@@ -345,19 +340,7 @@ def run_draft() -> None:
 
 def read_counters(folder: Path) -> list[dict[str, Any]]:
     """The GPU's counters of `run_draft`'s kernels, by ncu."""
-    command = ["ncu", "--clock-control", "none", "--csv", "--print-units", "base", "--metrics", ",".join(METRICS)]
-    command += [sys.executable, "-W", "ignore", "-m", "tools.gpu_draft", "--draft", "--texts", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
-    if not lines:
-        raise AssertionError(f"ncu: {run.stdout[-500:]}{run.stderr[-500:]}")
-    rows: dict[str, dict[str, Any]] = {}
-    for entry in csv.DictReader(lines):
-        row = rows.setdefault(
-            entry["ID"], {"kernel": entry["Kernel Name"].removeprefix("ddtree_"), "grid": entry["Grid Size"]}
-        )
-        row[METRICS[entry["Metric Name"]]] = float(entry["Metric Value"].replace(",", ""))
-    return list(rows.values())
+    return count_with_ncu(METRICS, "tools.gpu_draft", "--draft", "--texts", str(folder))
 
 
 def use_texts(folder: Path) -> None:
@@ -398,7 +381,7 @@ def check_all(folder: Path, requests: int, out: Path | None, command: str) -> in
 
     def generate() -> dict[str, Any]:
         if shutil.which("compute-sanitizer"):
-            running.update({tool: start_tool(folder, tool) for tool in TOOLS})
+            running.update(start_tools(folder))
         return check_generated(GpuDevice(), requests)
 
     sections: dict[str, Callable[[], Any]] = {
@@ -408,25 +391,7 @@ def check_all(folder: Path, requests: int, out: Path | None, command: str) -> in
         "sanitizer": lambda: read_tools(running) or "not on the PATH",
         "counters": lambda: read_counters(folder) if shutil.which("ncu") else "ncu is not on the PATH",
     }
-    results: dict[str, Any] = {}
-    for name, section in sections.items():
-        start = time.perf_counter()
-        try:
-            results[name] = section()
-        except (
-            AssertionError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-            KeyError,
-            OSError,
-            subprocess.SubprocessError,
-        ) as error:
-            results[name] = f"FAILED: {type(error).__name__}: {error}"
-        print(f"== {name} ({time.perf_counter() - start:.1f} s)\n{results[name]}", flush=True)
-        if out:
-            write_measurement(out, command, results)
-    return 1 if any(isinstance(result, str) and "FAILED" in result for result in results.values()) else 0
+    return 1 if failures(run_sections(sections, out, command)) else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Holds ddtree.topk and ddtree.numerics on a GPU against numpy, to the bit, and measures top_k beside torch.
 
 `python -m tools.gpu_topk --out FILE` needs an NVIDIA GPU, torch and the extra `gpu`, and writes one JSON: what was
-checked, and microseconds by events around replays of CUDA graphs. It stops at the first check that fails, with nothing
-written.
+checked, and microseconds by events around replays of CUDA graphs. It ends with an error if anything differs.
 """
 
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,14 +22,13 @@ from ddtree.bench import (
     time_graph,
     time_launches,
     time_torch,
-    write_measurement,
 )
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuDevice, Kernel, cuda, kernel
 from ddtree.kdtr import load
 from ddtree.topk import TopK, empty_top_k, merge_top_k, top_k, top_k_ref
+from tools.gpu import ROOT, failures, run_sections
 
-ROOT = Path(__file__).parent.parent
 HALF = VOCABULARY // 2
 NOTE = (
     "in CUDA graphs; 8 float32 inputs of 9.1 MB and 2 bfloat16 ones of 292 MB in turn, so that none is in the L2 "
@@ -155,20 +154,33 @@ def check_recorded(gpu: GpuDevice) -> list[str]:
     return [compare(gpu, name, recorded[name].reshape(-1, recorded[name].shape[-1]), 64) for name in names]
 
 
+def check_sizes(gpu: GpuDevice, logits: np.ndarray, there: Any) -> list[str]:
+    """Few tokens and many."""
+    return [compare(gpu, f"float32 [6, {VOCABULARY}] k {k}", logits, k, there) for k in (1, 64, 256, 1024)]
+
+
+CHECKS: dict[str, Callable[[GpuDevice, np.ndarray, Any, np.random.Generator], list[str]]] = {
+    "sizes": lambda gpu, logits, there, rng: check_sizes(gpu, logits, there),
+    "bfloat16": lambda gpu, logits, there, rng: check_bfloat16(gpu, there),
+    "shapes": lambda gpu, logits, there, rng: check_shapes(gpu, logits, there),
+    "values": lambda gpu, logits, there, rng: check_values(gpu, logits, rng),
+    "shards": lambda gpu, logits, there, rng: check_shards(gpu, logits, there),
+    "adjusted": lambda gpu, logits, there, rng: check_adjusted(gpu, logits, rng),
+    "refused": lambda gpu, logits, there, rng: check_refused(gpu, logits),
+    "recorded": lambda gpu, logits, there, rng: check_recorded(gpu),
+}
+
+
+def draw_rows(rng: np.random.Generator) -> tuple[np.ndarray, Any]:
+    """Six rows of logits, and the same as a torch tensor on the GPU."""
+    logits = (rng.standard_normal((6, VOCABULARY)) * 4).astype(np.float32)
+    return logits, import_module("torch").from_numpy(logits).cuda()
+
+
 def check_top_k(gpu: GpuDevice, rng: np.random.Generator) -> list[str]:
     """top_k and merge_top_k against the reference, from torch tensors and from arrays of the device."""
-    logits = (rng.standard_normal((6, VOCABULARY)) * 4).astype(np.float32)
-    there = import_module("torch").from_numpy(logits).cuda()
-    return [
-        *(compare(gpu, f"float32 [6, {VOCABULARY}] k {k}", logits, k, there) for k in (1, 64, 256, 1024)),
-        *check_bfloat16(gpu, there),
-        *check_shapes(gpu, logits, there),
-        *check_values(gpu, logits, rng),
-        *check_shards(gpu, logits, there),
-        *check_adjusted(gpu, logits, rng),
-        *check_refused(gpu, logits),
-        *check_recorded(gpu),
-    ]
+    logits, there = draw_rows(rng)
+    return [line for check in CHECKS.values() for line in check(gpu, logits, there, rng)]
 
 
 def time_top_k(gpu: GpuDevice, inputs: list[Any], k: int, out: TopK) -> dict[str, float]:
@@ -221,13 +233,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     options = parser.parse_args()
-    torch = import_module("torch")
     gpu, rng = GpuDevice(), np.random.default_rng(0)
-    checked = [*check_numerics(gpu, rng), *check_top_k(gpu, rng)]
-    results = {"note": NOTE, "torch": torch.__version__, "checked": checked, "rows": bench_all(gpu)}
+    sections: dict[str, Callable[[], Any]] = {
+        "checked": lambda: [*check_numerics(gpu, rng), *check_top_k(gpu, rng)],
+        "rows": lambda: bench_all(gpu),
+    }
     command = shlex.join(["python", "-m", "tools.gpu_topk", *sys.argv[1:]])
-    write_measurement(options.out, command, results)
-    return 0
+    facts = {"note": NOTE, "torch": import_module("torch").__version__}
+    return 1 if failures(run_sections(sections, options.out, command, facts)) else 0
 
 
 if __name__ == "__main__":

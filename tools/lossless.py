@@ -1,4 +1,4 @@
-"""Count generated tokens that are equal with trees and without: `python tests/lossless.py [--gguf SMOLLM2]`.
+"""Count generated tokens that are equal with trees and without: `python -m tools.lossless [--gguf SMOLLM2]`.
 
 The trained pairs use their own drafters. The other models have none, so a drafter stands in that has read the plain
 continuation and blurs it: then paths of every length are accepted, in every family. Speeds are noted on the way.
@@ -17,7 +17,7 @@ from ddtree.check import assert_equal
 from ddtree.engine import Engine, Sampling
 from ddtree.kdtr import load
 from ddtree.models import Model
-from random_models import FAMILIES, FIXTURES, NANO, PAIRS, random_engine
+from tests.random_models import FAMILIES, FIXTURES, NANO, PAIRS, random_engine
 
 PROMPTS = sorted((FIXTURES / "prompts").iterdir())
 SAMPLINGS = (Sampling(), Sampling(0.7, seed=1), Sampling(1.2, top_k=40, top_p=0.95, seed=2))
@@ -108,7 +108,7 @@ def main():
     equal = sum(row["tokens"] for row in rows)
     busy = [round(value, 2) for value in os.getloadavg()]  # speeds of a busy machine say little
     results = {"budgets": budgets, "samplings": samplings, "equal_tokens": equal, "load_average": busy, "rows": rows}
-    write_measurement(options.output, "python tests/lossless.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf", results)
+    write_measurement(options.output, "python -m tools.lossless --gguf SmolLM2-135M-Instruct.Q4_1.gguf", results)
     print(f"{equal} tokens equal; written to {options.output}")
 
 

@@ -1,0 +1,45 @@
+"""Compile the kernels that tests and notebooks share, two at a time, into the folder that DDTREE_CACHE names.
+
+`python -m tools.warm` takes every kernel that a module of the package has by name, and those in `kernels/`. Later
+processes find them there; without this, several that start together would compile the same kernel at the same time.
+"""
+
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from pkgutil import walk_packages
+
+import ddtree
+from ddtree.cuda import Kernel
+
+
+def find_kernels() -> list[Kernel]:
+    """Every kernel that a module has by name, alone or in a tuple; each once, in the order of their names."""
+    modules = [import_module(module.name) for module in walk_packages(ddtree.__path__, "ddtree.")]
+    values = [value for module in modules for value in vars(module).values()]
+    values += [part for value in values if isinstance(value, tuple) for part in value]
+    kernels = {id(value): value for value in values if isinstance(value, Kernel)}
+    return sorted(kernels.values(), key=lambda kernel: kernel.name)
+
+
+def compile_kernel(at: int) -> tuple[str, float]:
+    """Compile one kernel for the PTX machine; returns its name and the seconds that took."""
+    start, kernel = time.perf_counter(), find_kernels()[at]
+    kernel.ptx()
+    return kernel.name, time.perf_counter() - start
+
+
+def main() -> int:
+    if not os.environ.get("DDTREE_CACHE"):
+        raise SystemExit("tools.warm keeps compiled kernels in the folder that DDTREE_CACHE names; make test sets it")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        for name, seconds in pool.map(compile_kernel, range(len(find_kernels()))):
+            print(f"{name}: {seconds:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
