@@ -6,24 +6,15 @@
 __all__ = ['PRE_TOKENIZERS', 'MODELS', 'pre_tokenizer', 'gguf_tokenizer', 'load_tokenizer', 'chat_environment', 'Chat',
            'load_chat', 'find_model']
 
-# %% ../notebooks/29_chat.ipynb #3037139f
-import datetime
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+# %% ../notebooks/29_chat.ipynb #c6c19c36
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from .checkpoint import CheckpointError, is_gguf, open_gguf
 
-# %% ../notebooks/29_chat.ipynb #c6c19c36
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,15 +35,8 @@ def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 # %% ../notebooks/29_chat.ipynb #c62d36d7
-_CONTROL, _USER_DEFINED = 3, 4
-
-
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in the metadata of a GGUF file: byte-level BPE. Raises CheckpointError for another kind, or a key
-    that is missing or damaged. Does not read SentencePiece vocabularies (`tokenizer.ggml.model` "llama")."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise CheckpointError(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' (byte-level BPE) is")
+def _bpe(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Vocabulary and merges of the metadata of a GGUF file, cut into words as it says."""
     tokens, merges, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type"))
     if not (tokens and kinds and len(set(tokens)) == len(tokens) == len(kinds)) or merges is None:
         raise CheckpointError("tokenizer.ggml.tokens, merges and token_type must be there, without a token twice")
@@ -65,6 +49,20 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer(name), decoders.ByteLevel()
+    return tokenizer
+
+# %% ../notebooks/29_chat.ipynb #6c5164d2
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in the metadata of a GGUF file: byte-level BPE. Raises CheckpointError for another kind, or a key
+    that is missing or damaged. Does not read SentencePiece vocabularies (`tokenizer.ggml.model` "llama")."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise CheckpointError(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' (byte-level BPE) is")
+    tokenizer = _bpe(metadata)
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     for value, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         chosen = [token for token, kind in zip(tokens, kinds, strict=True) if kind == value]
         tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in chosen])
@@ -94,6 +92,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise CheckpointError(f"{file} is damaged: {error}") from None
 
 # %% ../notebooks/29_chat.ipynb #3b163f0b
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
 class _Generation(Extension):
     """`{% generation %} … {% endgeneration %}` marks what the model wrote; when rendering it is only its content."""
 

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['F32', 'I64', 'Weight', 'TILE_BYTES', 'KEY_BLOCK', 'Packed', 'dense', 'linear', 'project', 'rms_norm', 'silu',
            'swiglu', 'Llama3', 'Yarn', 'Rope', 'llama3_ramp', 'yarn_ramp', 'rope_frequencies', 'rope_tables',
-           'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'tree_attention', 'sum_blocks',
-           'expand_rows', 'absorb_query', 'latent_values']
+           'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'sum_blocks', 'tree_attention']
 
 # %% ../notebooks/20_layers.ipynb #4a897781
 import math
@@ -117,7 +116,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. dim: values turned a head, even; theta: the base; amplitude: multiplies cosine and sine;
+    """Rotary positions. dim: values turned per head, even; theta: the base; amplitude: multiplies cosine and sine;
     interleaved: pairs are neighbours (2j, 2j + 1) instead of (j, j + d/2)."""
 
     dim: int
@@ -148,7 +147,7 @@ def yarn_ramp(rope: Rope, scaling: Yarn) -> F32:
     ramp: F32 = 1 - np.clip(slow, 0, 1)
     return ramp
 
-# %% ../notebooks/20_layers.ipynb #a9d200af
+# %% ../notebooks/20_layers.ipynb #c72f5e33
 def rope_frequencies(rope: Rope) -> F32:
     """The angle a position adds to each pair, (dim // 2,) float32.
 
@@ -168,7 +167,7 @@ def rope_tables(positions: I64, rope: Rope) -> tuple[F32, F32]:
     angles = positions.astype(np.float32)[:, None] * rope_frequencies(rope)
     return np.cos(angles) * np.float32(rope.amplitude), np.sin(angles) * np.float32(rope.amplitude)
 
-
+# %% ../notebooks/20_layers.ipynb #a1841f89
 def apply_rope(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     """Turn each head by its position's angles.
 
@@ -244,6 +243,14 @@ def visible_slots(seen: I64, slots: int, window: int | None) -> NDArray[np.bool_
     return (position < end) if window is None else (position < end) & (position >= end - window)
 
 # %% ../notebooks/20_layers.ipynb #0012620c
+def sum_blocks(parts: F32) -> F32:
+    """Add axis 2 (the key blocks) in order: trailing zero blocks then change no bit. parts: (Hk, n, blocks, ...)."""
+    total: F32 = parts[:, :, 0]
+    for block in range(1, parts.shape[2]):
+        total = total + parts[:, :, block]
+    return total
+
+# %% ../notebooks/20_layers.ipynb #10e1cc4b
 def tree_attention(
     q: F32, prefix: F32, new: F32, table: I64, value: slice, scale: float | None = None, window: int | None = None
 ) -> F32:
@@ -267,41 +274,3 @@ def tree_attention(
     sums = np.concatenate([w @ rows[..., value] for w, rows in zip(split, parts, strict=True)], axis=2)
     out = sum_blocks(sums) / sum_blocks(weights.sum(axis=-1))[..., None]
     return out.transpose(1, 0, 2, 3).reshape(len(q), q.shape[1], -1)
-
-
-def sum_blocks(parts: F32) -> F32:
-    """Add axis 2 (the key blocks) in order: trailing zero blocks then change no bit. parts: (Hk, n, blocks, ...)."""
-    total: F32 = parts[:, :, 0]
-    for block in range(1, parts.shape[2]):
-        total = total + parts[:, :, block]
-    return total
-
-# %% ../notebooks/20_layers.ipynb #2846bd85
-def expand_rows(rows: F32, kv_b: F32, heads: int, nope: int) -> F32:
-    """Latent rows as ordinary ones: each head's own key part and the shared rotary key, then the head's value.
-
-    rows: (1, m, rank + rope) float32. kv_b: (heads · (nope + values), rank) float32. nope: size of the own key part.
-    Returns (heads, m, nope + rope + values) float32.
-    """
-    rank = kv_b.shape[1]
-    own = linear(rows[0, :, :rank], kv_b).reshape(rows.shape[1], heads, len(kv_b) // heads)
-    shared = np.broadcast_to(rows[0, :, None, rank:], (rows.shape[1], heads, rows.shape[2] - rank))
-    return np.concatenate([own[..., :nope], shared, own[..., nope:]], axis=2).transpose(1, 0, 2)
-
-# %% ../notebooks/20_layers.ipynb #cd19f11b
-def absorb_query(q: F32, kv_b: F32, nope: int) -> F32:
-    """Queries in the latent space, to be scored against latent rows.
-
-    q: (n, heads, nope + rope) float32. kv_b: (heads · (nope + values), rank) float32.
-    Returns (n, heads, rank + rope) float32.
-    """
-    key_part = kv_b.reshape(q.shape[1], -1, kv_b.shape[1])[:, :nope]
-    latent = np.matmul(q[:, :, None, :nope], key_part)[:, :, 0]
-    return np.concatenate([latent, q[..., nope:]], axis=2)
-
-
-def latent_values(attended: F32, kv_b: F32, nope: int) -> F32:
-    """Each head's value from its attended latent. attended: (n, heads, rank) float32. Returns (n, heads, values)."""
-    value_part = kv_b.reshape(attended.shape[1], -1, kv_b.shape[1])[:, nope:]
-    values: F32 = np.matmul(attended[:, :, None], value_part.swapaxes(1, 2))[:, :, 0]
-    return values
