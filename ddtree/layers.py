@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['F32', 'I64', 'Weight', 'TILE_BYTES', 'KEY_BLOCK', 'Packed', 'dense', 'linear', 'project', 'rms_norm', 'silu',
            'swiglu', 'Llama3', 'Yarn', 'Rope', 'llama3_ramp', 'yarn_ramp', 'rope_frequencies', 'rope_tables',
-           'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'sum_blocks', 'tree_attention']
+           'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'sum_blocks', 'tree_attention',
+           'expand_rows', 'absorb_query', 'latent_values']
 
 # %% ../notebooks/20_layers.ipynb #4a897781
 import math
@@ -274,3 +275,33 @@ def tree_attention(
     sums = np.concatenate([w @ rows[..., value] for w, rows in zip(split, parts, strict=True)], axis=2)
     out = sum_blocks(sums) / sum_blocks(weights.sum(axis=-1))[..., None]
     return out.transpose(1, 0, 2, 3).reshape(len(q), q.shape[1], -1)
+
+# %% ../notebooks/20_layers.ipynb #d39de21b
+def expand_rows(rows: F32, kv_b: F32, heads: int, nope: int) -> F32:
+    """Latent rows as ordinary ones: each head's own key part and the shared rotary key, then the head's value.
+
+    rows: (1, m, rank + rope) float32. kv_b: (heads · (nope + values), rank) float32. nope: size of the own key part.
+    Returns (heads, m, nope + rope + values) float32.
+    """
+    rank = kv_b.shape[1]
+    own = linear(rows[0, :, :rank], kv_b).reshape(rows.shape[1], heads, len(kv_b) // heads)
+    shared = np.broadcast_to(rows[0, :, None, rank:], (rows.shape[1], heads, rows.shape[2] - rank))
+    return np.concatenate([own[..., :nope], shared, own[..., nope:]], axis=2).transpose(1, 0, 2)
+
+# %% ../notebooks/20_layers.ipynb #684eab5f
+def absorb_query(q: F32, kv_b: F32, nope: int) -> F32:
+    """Queries in the latent space, to be scored against latent rows.
+
+    q: (n, heads, nope + rope) float32. kv_b: (heads · (nope + values), rank) float32.
+    Returns (n, heads, rank + rope) float32.
+    """
+    key_part = kv_b.reshape(q.shape[1], -1, kv_b.shape[1])[:, :nope]
+    latent = np.matmul(q[:, :, None, :nope], key_part)[:, :, 0]
+    return np.concatenate([latent, q[..., nope:]], axis=2)
+
+
+def latent_values(attended: F32, kv_b: F32, nope: int) -> F32:
+    """Each head's value from its attended latent. attended: (n, heads, rank) float32. Returns (n, heads, values)."""
+    value_part = kv_b.reshape(attended.shape[1], -1, kv_b.shape[1])[:, nope:]
+    values: F32 = np.matmul(attended[:, :, None], value_part.swapaxes(1, 2))[:, :, 0]
+    return values
