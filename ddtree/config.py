@@ -52,7 +52,7 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def read_rope(config: Mapping[str, Any], dim: int, interleaved: bool = False) -> Rope:
-    """The rotary positions of a config. dim: values turned per head. Raises CheckpointError for what is not supported."""
+    """The rotary positions of a config. dim: values turned per head. Raises CheckpointError for others."""
     keys = rope_keys(config)
     theta = take(keys, "rope_theta", float, 10_000.0)
     if keys["rope_type"] == "default":
