@@ -162,7 +162,7 @@ def test_a_file_of_a_family_is_named_from_the_package_on():
 
 
 def test_importing_kernels_imports_no_compiler():
-    code = "import sys, ddtree.kernels; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
+    code = "import sys, ddtree.aot; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
     assert run_python(code) == "[]"
 
 
