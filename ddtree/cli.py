@@ -466,7 +466,7 @@ def bench_tree_command(
             say(results["note"])
 
 # %% ../notebooks/40_cli.ipynb #debdef75
-from .kernels import build_kernels, check_kernels
+from .aot import build_kernels, check_kernels
 
 kernels_app = typer.Typer(
     no_args_is_help=True, help="Build the kernels as PTX for programs without Python, and check them."

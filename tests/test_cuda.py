@@ -162,7 +162,7 @@ def test_a_file_of_a_family_is_named_from_the_package_on():
 
 
 def test_importing_kernels_imports_no_compiler():
-    code = "import sys, ddtree.kernels; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
+    code = "import sys, ddtree.aot; print([m for m in ('numba', 'numba_cuda', 'cuda.core') if m in sys.modules])"
     assert run_python(code) == "[]"
 
 
@@ -282,6 +282,28 @@ def test_the_words_of_an_array_are_what_numpy_says(shape, dtype):
 
 
 # PTX
+
+
+@device_function
+def store_together(x: Any, i: Any) -> None:
+    cuda.syncwarp()
+    x[i] = 2 * x[i]
+
+
+@kernel("E1", block=32, grid="1")
+def inlined_kernel(x: Out) -> None:
+    store_together(x, cuda.threadIdx.x)
+
+
+def test_the_text_of_an_inlined_function_has_no_chance_in_it_either():
+    """Compiled after other functions, numba's own name of it is another; the line of its code stays."""
+    code = f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r}); import test_cuda as t; "
+    code += "t.make_adder(1.0)._compile('sm_120'); print(t.inlined_kernel._compile('sm_120'))"
+    text = inlined_kernel._compile("sm_120")
+    assert run_python(code) == text.strip()
+    assert not any(chance in text for chance in ("inlined_at", "function_name", "debug_str", ".b8"))
+    line = store_together.function.__code__.co_firstlineno + 3
+    assert f".loc\t1 {line} 1\n" in text
 
 
 def test_the_text_has_no_chance_in_it():

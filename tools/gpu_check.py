@@ -30,7 +30,7 @@ from ddtree.check import assert_equal
 from ddtree.cuda import Device, GpuDevice, Kernel, LaunchRule, PtxDevice, _compilable, flatten, kernel, link
 from ddtree.cuda import cuda as device_side
 from ddtree.kdtr import load
-from ddtree.kernels import build_kernels, read_toolchain
+from ddtree.aot import build_kernels, read_toolchain
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 from ddtree.tree import build_tree

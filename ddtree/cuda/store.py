@@ -69,13 +69,18 @@ _MODULES = ("math", "numpy")  # what kernels take from them does not change
 
 def _describe(function: Callable[..., Any]) -> str | None:
     """A text that differs wherever the PTX of two functions could; None if some value it uses cannot be described."""
-    codes, names = _codes(function.__code__)
-    scope = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    used = {**scope, **{name: cell.cell_contents for name, cell in cells}}
+    codes, used = _codes(function.__code__)[0], _used(function)
     used["the defaults"] = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
     values = {name: _describe_value(value) for name, value in used.items()}
     return None if None in values.values() else repr((_def_line(function), codes, sorted(values.items())))
+
+
+def _used(function: Callable[..., Any]) -> dict[str, Any]:
+    """The values of the names that a function takes from its module and from the function around it."""
+    names = _codes(function.__code__)[1]
+    scope = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {**scope, **{name: cell.cell_contents for name, cell in cells}}
 
 
 def _describe_value(value: Any) -> str | None:

@@ -25,6 +25,8 @@ def _canonical(text: str, entry: str, arch: str) -> str:
     for kind, prefix in ((r"_ZN[\w$]+", f"{entry}_function_"), (r"_cudapy_[a-z]+_\d+", f"{entry}_memory_")):
         for i, name in enumerate(dict.fromkeys(re.findall(kind, text))):
             text = re.sub(rf"{re.escape(name)}(?![\w$])", f"{prefix}{i}", text)
+    text = re.sub(r"^(\s*\.loc\s+\d+ \d+ \d+),.*", r"\1", text, flags=re.M)  # which call a line was inlined at, and
+    text = re.sub(r"^\s*\.section\s+\.debug_str\s*\{.*?\}", "", text, flags=re.M | re.S)  # numba's names of functions
     text = re.sub(r'^(\s*\.file\s+\d+) "(.*)"', lambda match: f'{match[1]} "{_source(match[2])}"', text, flags=re.M)
     if arch in _PTX_VERSIONS:
         text = re.sub(r"^\.version .*", f".version {_PTX_VERSIONS[arch]}", text, flags=re.M)

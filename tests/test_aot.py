@@ -8,14 +8,25 @@ import struct
 import subprocess
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
-from ddtree import kernels
+from ddtree import aot
+from ddtree.aot import EXPORTED, build_kernels, check_kernels, check_limits, hash_source
 from ddtree.build import build_trees_one_warp_kernel
-from ddtree.cuda import LaunchRule, _driver_version, flatten, parse_parameter
-from ddtree.kernels import EXPORTED, build_kernels, check_kernels, check_limits, hash_source
+from ddtree.cuda import (
+    Instruction,
+    LaunchRule,
+    WideLoad,
+    _driver_version,
+    device_function,
+    flatten,
+    kernel,
+    parse_parameter,
+)
 from ddtree.ptx import load_ptx
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
@@ -56,9 +67,9 @@ def test_the_committed_kernels_are_what_the_notebooks_make():
 def test_another_process_builds_the_same_bytes(built, tmp_path):
     """Compiled anew, after another kernel; the three that take numba a few seconds."""
     code = "import sys; sys.path.insert(0, 'tests'); import test_cuda; test_cuda.reverse_kernel.ptx(); "
-    code += "from ddtree import kernels; few = ('build_trees_one_warp', 'layout_trees', 'merge_top_k'); "
-    code += "kernels.EXPORTED = tuple(kernel for kernel in kernels.EXPORTED if kernel.name in few); "
-    code += f"kernels.build_kernels('sm_120', {str(tmp_path)!r})"
+    code += "from ddtree import aot; few = ('build_trees_one_warp', 'layout_trees', 'merge_top_k'); "
+    code += "aot.EXPORTED = tuple(kernel for kernel in aot.EXPORTED if kernel.name in few); "
+    code += f"aot.build_kernels('sm_120', {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DDTREE_CACHE": ""})
     names = {path.name for path in tmp_path.glob("*.ptx")}
     assert len(names) == 3
@@ -74,9 +85,9 @@ def test_no_path_of_a_machine_is_in_a_file(built):
 
 def test_the_file_is_the_code_that_the_machine_runs(built):
     """The PTX of the folder is Kernel.ptx() without its line numbers, nothing else."""
-    for kernel in EXPORTED:
-        lines = [line for line in kernel.ptx().splitlines() if not line.strip().startswith((".loc", ".file"))]
-        assert (built / f"{kernel.name}.ptx").read_text().splitlines() == lines
+    for each in EXPORTED:
+        lines = [line for line in each.ptx().splitlines() if not line.strip().startswith((".loc", ".file"))]
+        assert (built / f"{each.name}.ptx").read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("kernel", EXPORTED, ids=lambda kernel: kernel.name)
@@ -87,6 +98,98 @@ def test_the_manifest_is_true_to_the_ptx(kernel):
     assert [(w["type"], w["offset"], w["bytes"]) for w in words] == [(p.type, p.offset, p.size) for p in params]
     assert entry["spill_bytes"] == 0 and 0 < entry["registers"] <= 255 and entry["static_shared_bytes"] <= 49_152
     assert entry["source_sha256"] == hash_source(kernel) and entry["exactness"] in ("E0", "E1", "E2")
+
+
+STEP = """from ddtree.cuda import device_function
+
+AMOUNT = {amount}
+
+
+@device_function
+def step(x):
+    return x {operator} AMOUNT
+"""
+
+STEPS = """from typing import Annotated, Any
+
+import {first}
+import {second}
+from ddtree.cuda import kernel
+
+one, two = {first}.step, {second}.step
+
+
+@kernel("E0", block=1, grid="1")
+def steps_kernel(x: Annotated[Any, "int32[N]"]):
+    x[0] = two(one(x[0]))
+"""
+
+
+@pytest.fixture
+def hash_of(tmp_path, monkeypatch):
+    """The hash of a kernel that reaches two modules' functions of one name, each with a constant of one name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edition = iter(range(100))
+
+    def make(first: tuple[int, str], second: tuple[int, str]) -> str:
+        folder = f"edition{next(edition)}"  # another file, so that nothing remembers the one before
+        (tmp_path / folder).mkdir()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        for name in ("first_steps", "second_steps", "all_steps"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        for name, (amount, operator) in (("first_steps", first), ("second_steps", second)):
+            (tmp_path / folder / f"{name}.py").write_text(STEP.format(amount=amount, operator=operator))
+        (tmp_path / folder / "all_steps.py").write_text(STEPS.format(first="first_steps", second="second_steps"))
+        return hash_source(import_module("all_steps").steps_kernel)
+
+    return make
+
+
+def test_two_functions_of_one_name_do_not_hide_each_other(hash_of):
+    """Keyed by the qualified name alone, the text of one of the two was left out: editing it changed nothing."""
+    before = hash_of((1, "+"), (1, "+"))
+    assert hash_of((1, "+"), (1, "+")) == before
+    assert len({before, hash_of((1, "-"), (1, "+")), hash_of((1, "+"), (1, "-")), hash_of((1, "-"), (1, "-"))}) == 4
+
+
+def test_two_constants_of_one_name_do_not_hide_each_other(hash_of):
+    before = hash_of((1, "+"), (1, "+"))
+    assert len({before, hash_of((2, "+"), (1, "+")), hash_of((1, "+"), (2, "+")), hash_of((2, "+"), (2, "+"))}) == 4
+
+
+def test_what_a_wide_load_or_an_instruction_is_belongs_to_the_source():
+    def make(load: Any, instruction: Instruction, table: tuple[int, ...]) -> str:
+        @kernel("E0", block=1, grid="1")
+        def parts_kernel(x: Annotated[Any, "uint32[N]"]) -> None:
+            x[0] = instruction(load(x, 0)[0]) + table[0]
+
+        return hash_source(parts_kernel)
+
+    clz, popc = (Instruction(f"{name}.b32 $0, $1;", "uint32", ("uint32",)) for name in ("clz", "popc"))
+    hashes = [make(WideLoad(4), clz, (1, 2)), make(WideLoad(2), clz, (1, 2)), make(WideLoad(4), popc, (1, 2)),
+              make(WideLoad(4), clz, (1, 3))]  # fmt: skip
+    assert len(set(hashes)) == 4 and make(WideLoad(4), clz, (1, 2)) == hashes[0]
+
+
+def test_functions_that_change_places_are_another_source():
+    def make(swapped: bool) -> str:
+        @device_function
+        def add(x: Any) -> Any:
+            return x + 1
+
+        @device_function
+        def double(x: Any) -> Any:
+            return x * 2
+
+        one, two = (double, add) if swapped else (add, double)
+
+        @kernel("E0", block=1, grid="1")
+        def both_kernel(x: Annotated[Any, "int32[N]"]) -> None:
+            x[0] = two(one(x[0]))
+
+        return hash_source(both_kernel)
+
+    assert make(True) != make(False) == make(False)
 
 
 def test_a_program_needs_no_python_to_read_the_manifest():
@@ -112,7 +215,7 @@ def test_a_spill_is_measured():
     stores = "\n".join(f"st.volatile.global.f64 [%rd1+{8 * i}], %fd{i};" for i in reversed(range(40)))
     text = ".version 8.7\n.target sm_120\n.address_size 64\n.visible .entry hungry(.param .u64 p)\n.maxnreg 24\n{\n"
     text += ".reg .f64 %fd<40>;\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [p];\n" + values + "\n" + stores + "\nret;\n}\n"
-    resources = kernels.measure_resources(text, "sm_120")
+    resources = aot.measure_resources(text, "sm_120")
     assert resources["spill_bytes"] > 0 and resources["registers"] <= 24
 
 
@@ -172,12 +275,12 @@ def test_a_formula_is_c_in_the_header():
     x, row = parse_parameter("x", "float32[R, N]"), parse_parameter("row", "int32")
     kernel = types.SimpleNamespace(parameters=(x, row))
     expected = "(a->x.shape[1] + (int64_t)a->row) / 32 * ddtree_cdiv(a->x.shape[1], 1000)"
-    assert kernels._c_formula(kernel, rule.grid[0]) == expected
+    assert aot._c_formula(kernel, rule.grid[0]) == expected
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_other_architectures_by_name(arch, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "EXPORTED", (build_trees_one_warp_kernel,))
+    monkeypatch.setattr(aot, "EXPORTED", (build_trees_one_warp_kernel,))
     build_kernels(arch, tmp_path)
     assert json.loads((tmp_path / "manifest.json").read_text())["arch"] == arch
     assert f".target {arch}" in (tmp_path / "build_trees_one_warp.ptx").read_text()
