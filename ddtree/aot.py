@@ -22,12 +22,12 @@ from .cuda import DeviceFunction, Kernel, Parameter, check_arch, check_formula, 
 from .cuda.store import _is_known, _source, _used
 from .layout import layout_trees_kernel
 from .ptx import load_ptx
-from .topk import make_choose_kernel, make_group_kernel, merge_top_k_kernel
+from .topk import make_top_k_partial, make_top_k_select, merge_top_k_kernel
 
 # %% ../notebooks/39_aot.ipynb #39-kernels-005
 EXPORTED: tuple[Kernel, ...] = (
-    *(make_group_kernel(dtype, "wide") for dtype in ("float32", "bfloat16")),
-    *(make_choose_kernel(dtype, adjusted=False) for dtype in ("float32", "bfloat16")),
+    *(make_top_k_partial(dtype, "wide") for dtype in ("float32", "bfloat16")),
+    *(make_top_k_select(dtype, adjusted=False) for dtype in ("float32", "bfloat16")),
     merge_top_k_kernel,
     build_trees_kernel,
     build_trees_one_warp_kernel,

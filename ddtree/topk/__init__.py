@@ -15,7 +15,7 @@ from math import prod
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..cuda import Device, GpuArray, Instruction, View, cdiv, cuda, current_device, device_function, kernel
 from ..numerics import add, larger
@@ -309,7 +309,8 @@ def top_k(
     first column, for a shard. out: from `empty_top_k`, needed for a graph; stream: see `ddtree.cuda.Launch`. From numpy
     arrays come numpy arrays. Arrays on a GPU are not copied and the result stays there; a refused row has NaN
     log-probabilities, which `build_trees` refuses, and `TopK.check` names it.
-    Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row.
+    Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row. Long for what
+    it takes.
     """
     device = device or current_device()
     there = device.take(logits)

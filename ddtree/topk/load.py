@@ -120,13 +120,7 @@ def load_8_words(data: Any, start: Any, group: Any) -> Any:
     at = np.uint64((start >> 1) + np.int64(group) * 8)
     return load_four(data, at), load_four(data, at + np.uint64(4))
 
-# %% ../notebooks/11c_topk_load.ipynb #e7698956
-max_of_pairs = {
-    name: Instruction(f"max.NaN.{kind}x2 $0, $1, $2;", "int32", ("int32", "int32"))
-    for name, kind in (("bfloat16", "bf16"), ("float16", "f16"))
-}
-
-
+# %% ../notebooks/11c_topk_load.ipynb #c72d93a7
 @device_function
 def decode_four(words: Any) -> Any:
     """Four words as float32."""
@@ -137,6 +131,12 @@ def decode_four(words: Any) -> Any:
 def decode_16_words(words: Any) -> Any:
     """What `load_16_words` loaded, as four quadruples of float32 and the largest."""
     return with_largest((decode_four(words[0]), decode_four(words[1]), decode_four(words[2]), decode_four(words[3])))
+
+# %% ../notebooks/11c_topk_load.ipynb #e7698956
+max_of_pairs = {
+    name: Instruction(f"max.NaN.{kind}x2 $0, $1, $2;", "int32", ("int32", "int32"))
+    for name, kind in (("bfloat16", "bf16"), ("float16", "f16"))
+}
 
 
 def make_decode_8_words(dtype: str) -> DeviceFunction:

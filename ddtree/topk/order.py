@@ -95,7 +95,7 @@ def put_in_bins(chosen: Any, found: Any, size: Any, scale: Any, starts: Any, ran
     cuda.syncthreads()
     return True
 
-
+# %% ../notebooks/11f_topk_order.ipynb #272e00f6
 @device_function
 def place_in_bins(mine: Any, ranks: Any, starts: Any, scale: Any) -> Any:
     """The place of a rank that `put_in_bins` copied: where its bin begins, and how many of the bin are above it."""
@@ -138,7 +138,7 @@ def write_token(rank: Any, place: Any, result: Any) -> Any:
         x = value_of(rank >> 18)
         ids[place], logits[place], log_probs[place] = first_id + (LAST_ID - (rank & LAST_ID)), x, add(x, -z)
 
-
+# %% ../notebooks/11f_topk_order.ipynb #a7f69e72
 @device_function
 def write_sorted(
     chosen: Any, found: Any, size: Any, bounds: Any, starts: Any, ranks: Any, totals: Any, result: Any

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['id_at', 'make_key_of', 'offer', 'reserve', 'make_four_keys_of', 'offer_four', 'make_gather', 'reaches_at',
-           'make_count_logits', 'make_choose_again', 'add_part', 'finish_sum', 'make_top_k_select', 'count_places']
+           'make_count_logits', 'make_choose_again', 'add_part', 'finish_sum', 'count_places', 'make_top_k_select']
 
 # %% ../notebooks/11g_topk_select.ipynb #40e029da
 import math
@@ -84,7 +84,7 @@ def make_four_keys_of(dtype: str, adjusted: bool) -> DeviceFunction:
 
     return four_keys_of
 
-
+# %% ../notebooks/11g_topk_select.ipynb #5b8ab3c0
 @device_function
 def offer_four(keys: Any, i: Any, spans: Any, lowest: Any, chosen: Any, most: Any, cell: Any) -> Any:
     """Write the ranks of the keys that reach `lowest`, of four spans 15 apart; `cell` counts them."""
@@ -96,7 +96,7 @@ def offer_four(keys: Any, i: Any, spans: Any, lowest: Any, chosen: Any, most: An
     place = offer(keys[2], np.int32(i + 30), spans, three, place, chosen, most)
     offer(keys[3], np.int32(i + 45), spans, four, place, chosen, most)
 
-
+# %% ../notebooks/11g_topk_select.ipynb #820a28c2
 def make_gather(dtype: str, adjusted: bool) -> DeviceFunction:
     """A device function for 15 warps: collect the ranks of the logits in `kept` spans whose key reaches `lowest`."""
     four_keys_of = make_four_keys_of(dtype, adjusted)
@@ -139,7 +139,7 @@ def make_count_logits(dtype: str, adjusted: bool) -> DeviceFunction:
 
     return count_logits
 
-
+# %% ../notebooks/11g_topk_select.ipynb #7c0f07c1
 def make_choose_again(dtype: str, adjusted: bool) -> DeviceFunction:
     """A device function: collect the `want` highest ranks of the logits in the spans; returns their number.
 
@@ -164,7 +164,7 @@ def make_choose_again(dtype: str, adjusted: bool) -> DeviceFunction:
 # %% ../notebooks/11g_topk_select.ipynb #0ebe21d0
 @device_function
 def add_part(parts: Any, top: Any, sums: Any, bad: Any, number: Any) -> None:
-    """Add the states of a warp's lanes and write the sum to the warp's part, if any of `number` states is the warp's."""
+    """Add the states of a warp's lanes and write the sum to the warp's part, if it has any of the `number` states."""
     lane = np.int32(cuda.threadIdx.x)
     if lane & -32 < number:
         highest, a, b, c, d, refused = add_states(top, sums, bad)
@@ -186,6 +186,11 @@ def finish_sum(parts: Any, number: Any, largest: Any, state: Any, log_z: Any, ro
         total[0], log_z[row] = z, z
 
 # %% ../notebooks/11g_topk_select.ipynb #7e3369fe
+def count_places(k: int) -> tuple[int, int]:
+    """P and Q of the second kernel: places for twice as many tokens as are wanted, and for a few more spans."""
+    return max(CHOOSERS, 2 << (k - 1).bit_length()), k + k // 2 + 16
+
+# %% ../notebooks/11g_topk_select.ipynb #17ef0b5a
 @cache
 def make_top_k_select(dtype: str, adjusted: bool) -> Kernel:
     """The second kernel; adjusted: with temperature, bias and mask. Long for its 17 parameters."""
@@ -211,7 +216,7 @@ def make_top_k_select(dtype: str, adjusted: bool) -> Kernel:
         log_z: Annotated[Any, "float32[R]"],
         state: Annotated[Any, "int64[R, 6]"],
     ) -> None:
-        """A block a row. P: places for tokens, a power of two. Q: places for spans."""
+        """A block a row. P: places for tokens, a power of two. Q: places for spans. Long for its 17 parameters."""
         row, lane = cuda.blockIdx.x, np.int32(cuda.threadIdx.x)
         chosen, ranks = cuda.shared.array(0, np.int64), cuda.shared.array(0, np.int64)[P:]
         starts, spans = cuda.shared.array(0, np.int32)[4 * P :], cuda.shared.array(0, np.int32)[5 * P + 1 :]
@@ -244,8 +249,3 @@ def make_top_k_select(dtype: str, adjusted: bool) -> Kernel:
 
     top_k_select.__name__ = f"top_k_select_{dtype}{'_adjusted' if adjusted else ''}_kernel"
     return kernel("E1", block=CHOOSERS, grid="R", shared="20 * P + 4 * Q + 4", early=True)(top_k_select)
-
-
-def count_places(k: int) -> tuple[int, int]:
-    """P and Q of the second kernel: places for twice as many tokens as are wanted, and for a few more spans."""
-    return max(CHOOSERS, 2 << (k - 1).bit_length()), k + k // 2 + 16
