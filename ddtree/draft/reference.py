@@ -19,7 +19,7 @@ from ..batch import PerRequest, check_rows, whole
 from ..build import Trees, worthwhile_size
 from ..cuda import current_device
 from ..layout import TreeLayout, layout_trees_ref
-from ..topk import LIMIT, MAX_K, MAX_VOCABULARY, TopK, top_k_ref
+from ..topk import LIMIT, MAX_K, MAX_VOCABULARY, TEMPERATURE, TopK, top_k_ref
 from ..tree import DraftTree, build_tree
 
 # %% ../notebooks/14a_draft_reference.ipynb #5d9cdb9b
@@ -88,10 +88,8 @@ def to_float32(logits: NDArray[Any]) -> NDArray[np.float32]:
 
 def invert(temperature: Any, requests: int) -> NDArray[np.float32]:
     """1 / temperature, (R,) float32; raises ValueError for one that is not finite and above 0."""
-    values = each_request(temperature, "temperature", requests, "iuf").astype(np.float32)
-    if not ((values > 0) & (values < np.inf)).all():
-        raise ValueError(f"draft_tree: temperature is {temperature!r}; it takes finite numbers above 0")
-    return np.divide(1, values, dtype=np.float32)
+    inverse: NDArray[np.float32] = np.divide(1, TEMPERATURE.read(temperature, requests, "draft_tree"), dtype=np.float32)
+    return inverse
 
 # %% ../notebooks/14a_draft_reference.ipynb #f99ad5ab
 def adjust_ref(logits: NDArray[Any], temperature: Any = None, bias: Any = None, allowed: Any = None) -> NDArray[Any]:
