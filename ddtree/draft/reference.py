@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import PerRequest, check_rows, whole
+from ..batch import PerRequest, check_rows, numbers, whole
 from ..build import Trees, worthwhile_size
 from ..cuda import current_device
 from ..layout import TreeLayout, layout_trees_ref
@@ -70,13 +70,8 @@ def each_request(values: Any, name: str, requests: int, kind: str = "iu", most: 
         argument = PerRequest(name, "int64", takes, lambda x: whole(x, most), f"is {{values!r}}; it takes {takes}")
     else:
         takes = "numbers, one or one for each of {requests} requests"
-        argument = PerRequest(name, "float64", takes, lambda x: _numbers(x, kind), f"is {{values!r}}; it takes {takes}")
+        argument = PerRequest(name, "float64", takes, numbers, f"is {{values!r}}; it takes {takes}")
     return argument.read(values, requests, "draft_tree")
-
-
-def _numbers(values: NDArray[Any], kind: str) -> bool:
-    """Whether all are numbers of these kinds, none of them NaN."""
-    return values.dtype.kind in kind and bool((values == values).all())
 
 # %% ../notebooks/14a_draft_reference.ipynb #fbe75d96
 def to_float32(logits: NDArray[Any]) -> NDArray[np.float32]:
