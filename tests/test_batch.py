@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree.batch import PerRequest, check_rows, hand_back, put, whole
+from ddtree.batch import PerRequest, check_rows, hand_back, positive, put, whole
 from ddtree.check import assert_equal
 from ddtree.cuda import PtxDevice
 
@@ -41,27 +41,29 @@ def test_another_number_of_them_is_refused():
         counted.read([1, 2, 3], 2, "f")
 
 
+@pytest.mark.parametrize("value", [0, -1.0, np.nan, np.inf, 1e39, 1e-46, "1", None, True])
+def test_a_positive_number_is_finite_and_above_0_as_float32(value):
+    assert not positive(np.asarray(value)) and positive(np.array([1, 3])) and positive(np.float64([1e-45, 3e38]))
+
+
 def test_no_requests_take_no_numbers():
     assert SIZES.read(7, 0, "f").shape == SIZES.read(np.zeros(0, np.int64), 0, "f").shape == (0,)
 
 
 class OnGpu:
-    """Something of a GPU, for a device that takes it for its own."""
+    """Something that says it is in the memory of a GPU."""
+
+    __cuda_array_interface__ = {}  # noqa: RUF012
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
 
 
-class Gpu:
-    def is_here(self, array: Any) -> bool:
-        return isinstance(array, OnGpu)
-
-
-def test_arrays_of_the_device_are_kept_and_not_read():
+def test_arrays_on_a_gpu_are_kept_and_not_read():
     there = OnGpu((2,))
-    assert put(SIZES, there, 2, "f", Gpu()) == (there, None)
+    assert put(SIZES, there, 2, "f", MACHINE) == (there, None)
     with pytest.raises(ValueError, match=r"^f: sizes has shape \[3\]; on the device it takes \[2\]$"):
-        put(SIZES, OnGpu((3,)), 2, "f", Gpu())
+        put(SIZES, OnGpu((3,)), 2, "f", MACHINE)
 
 
 def test_numpy_is_read_now_or_when_a_graph_replays():
@@ -69,6 +71,7 @@ def test_numpy_is_read_now_or_when_a_graph_replays():
     assert put(SIZES, values, 2, "f", MACHINE, stream=MACHINE.graph()) == (values, None)
     there, host = put(SIZES, values, 2, "f", MACHINE)
     assert_equal(MACHINE.numpy(there), host, "there")
+    assert there is values, "what fits is not copied: a recorded call follows it"
     with pytest.raises(ValueError, match=r"^f: sizes is array\(\[-1,  2\]"):
         put(SIZES, np.array([-1, 2]), 2, "f", MACHINE)
 

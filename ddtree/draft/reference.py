@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import PerRequest, check_rows, whole
+from ..batch import PerRequest, check_rows, numbers, whole
 from ..build import Trees, worthwhile_size
 from ..cuda import current_device
 from ..layout import TreeLayout, layout_trees_ref
-from ..topk import LIMIT, MAX_K, MAX_VOCABULARY, TopK, top_k_ref
+from ..topk import LIMIT, MAX_K, MAX_VOCABULARY, TEMPERATURE, TopK, top_k_ref
 from ..tree import DraftTree, build_tree
 
 # %% ../notebooks/14a_draft_reference.ipynb #5d9cdb9b
@@ -70,13 +70,8 @@ def each_request(values: Any, name: str, requests: int, kind: str = "iu", most: 
         argument = PerRequest(name, "int64", takes, lambda x: whole(x, most), f"is {{values!r}}; it takes {takes}")
     else:
         takes = "numbers, one or one for each of {requests} requests"
-        argument = PerRequest(name, "float64", takes, lambda x: _numbers(x, kind), f"is {{values!r}}; it takes {takes}")
+        argument = PerRequest(name, "float64", takes, numbers, f"is {{values!r}}; it takes {takes}")
     return argument.read(values, requests, "draft_tree")
-
-
-def _numbers(values: NDArray[Any], kind: str) -> bool:
-    """Whether all are numbers of these kinds, none of them NaN."""
-    return values.dtype.kind in kind and bool((values == values).all())
 
 # %% ../notebooks/14a_draft_reference.ipynb #fbe75d96
 def to_float32(logits: NDArray[Any]) -> NDArray[np.float32]:
@@ -88,10 +83,8 @@ def to_float32(logits: NDArray[Any]) -> NDArray[np.float32]:
 
 def invert(temperature: Any, requests: int) -> NDArray[np.float32]:
     """1 / temperature, (R,) float32; raises ValueError for one that is not finite and above 0."""
-    values = each_request(temperature, "temperature", requests, "iuf").astype(np.float32)
-    if not ((values > 0) & (values < np.inf)).all():
-        raise ValueError(f"draft_tree: temperature is {temperature!r}; it takes finite numbers above 0")
-    return np.divide(1, values, dtype=np.float32)
+    inverse: NDArray[np.float32] = np.divide(1, TEMPERATURE.read(temperature, requests, "draft_tree"), dtype=np.float32)
+    return inverse
 
 # %% ../notebooks/14a_draft_reference.ipynb #f99ad5ab
 def adjust_ref(logits: NDArray[Any], temperature: Any = None, bias: Any = None, allowed: Any = None) -> NDArray[Any]:
