@@ -47,7 +47,7 @@ def _narrow(values: Any) -> Any:
         return values
     array = np.asarray(values)
     narrow = {"i": np.int32, "f": np.float32}.get(array.dtype.kind)
-    return array if narrow is None else array.astype(narrow)
+    return array if narrow is None else array.astype(narrow)[()]
 
 # %% ../notebooks/07b_probe.ipynb #93e86f9b
 def _spell(value: Any, names: dict[str, Any]) -> str:
