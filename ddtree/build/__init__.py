@@ -148,6 +148,16 @@ def choose_kernel(positions: int, places: int, device: Device) -> Kernel:
     fits = positions <= MAX_ROWS and _shared(build_trees_kernel, places) <= device.max_shared
     return build_trees_kernel if fits else build_trees_one_warp_kernel
 
+# %% ../notebooks/12k_build.ipynb #687575e2
+def _checked(trees: Trees) -> Trees:
+    """The trees, all of them built; raises ValueError that names the first request and row refused."""
+    for request in np.flatnonzero(trees.counts < 0)[:1]:
+        raise ValueError(
+            f"build_trees: row {-1 - trees.counts[request]} of request {request} in top_log_probs has a NaN, a value "
+            "above 0 or above the one before it; a row holds log-probabilities from most to least probable"
+        )
+    return trees
+
 # %% ../notebooks/12k_build.ipynb #35d56bc8
 def build_trees(
     top_log_probs: Any,
@@ -205,13 +215,3 @@ def build_trees(
     )
     on_gpu = hasattr(top_log_probs, "__cuda_array_interface__")
     return trees if on_gpu or stream is not None else _checked(Trees(*map(device.numpy, vars(trees).values())))
-
-
-def _checked(trees: Trees) -> Trees:
-    """The trees, all of them built; raises ValueError that names the first request and row refused."""
-    for request in np.flatnonzero(trees.counts < 0)[:1]:
-        raise ValueError(
-            f"build_trees: row {-1 - trees.counts[request]} of request {request} in top_log_probs has a NaN, a value "
-            "above 0 or above the one before it; a row holds log-probabilities from most to least probable"
-        )
-    return trees

@@ -78,10 +78,7 @@ def build_trees_kernel(
     ranks: Annotated[Any, "int32[R, N]"],
     counts: Annotated[Any, "int32[R]"],
 ) -> None:
-    """One block a request, at most 64 positions; otherwise as `build_trees_one_warp_kernel`.
-
-    Long for its fourteen parameters; its steps are `guess_and_check`, `list_best`, `order_prefixes` and `stop_early`.
-    """
+    """As `build_trees_one_warp_kernel`, one block a request, at most 64 positions. Long for its many parameters."""
     request, thread = uint32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
     log_probs, ids = top_log_probs[request], top_token_ids[request]
     tree = tokens[request], parents[request], depths[request], scores[request], ranks[request]
