@@ -20,7 +20,7 @@ from ddtree.build import (
     empty_trees,
     worthwhile_size,
 )
-from ddtree.cuda import PtxDevice, watch_launches
+from ddtree.cuda import Kernel, PtxDevice, watch_launches
 from ddtree.kdtr import load
 from ddtree.ptx.text import PtxError
 from ddtree.tree import DraftTree, build_tree
@@ -317,19 +317,23 @@ def test_budgets_on_a_gpu_need_a_place_for_the_trees():
         build_trees(*rows("001"), OnGpu(), device=WATCHED)
 
 
-def changed_kernel(name: str, part: str, removed: int, path) -> build.Kernel:
+def changed_kernel(name: str, part: str, removed: int, folder) -> Kernel:
     """The kernel `name` with one `cuda.sync...()` of its function `part` taken out."""
-    scope = dict(vars(build))
+    changed = {}
     for piece in dict.fromkeys((part, *(("list_best",) if part == "list_prefixes" else ()), name)):
-        source = inspect.getsource(getattr(build, piece).function)
+        function = getattr(build, piece).function
+        source = inspect.getsource(function)
         if piece == part:
             places = [
                 m for word in ("cuda.syncwarp()", "cuda.syncthreads()") for m in re.finditer(re.escape(word), source)
             ]
             source = source[: places[removed].start()] + "pass" + source[places[removed].end() :]
+        path = folder / f"{piece}.py"
         path.write_text(source)
+        scope = {**function.__globals__, **changed}
         exec(compile(source, path, "exec"), scope)
-    return scope[name]
+        changed[piece] = scope[piece]
+    return changed[name]
 
 
 @pytest.mark.parametrize(("name", "part", "removed"), [
@@ -339,7 +343,7 @@ def changed_kernel(name: str, part: str, removed: int, path) -> build.Kernel:
 ])  # fmt: skip
 def test_without_one_of_its_barriers_a_kernel_is_a_race(name, part, removed, tmp_path):
     """The clean runs above mean something: the barriers guard an exchange, and the machine sees it."""
-    kernel = changed_kernel(name, part, removed, tmp_path / "changed.py")
+    kernel = changed_kernel(name, part, removed, tmp_path)
     none = np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int32), np.zeros(0)
     inputs = np.array([64], np.int32), np.zeros(1, np.int64), *none
     with pytest.raises(PtxError) as caught:
