@@ -44,6 +44,7 @@ from ddtree.kdtr.write import (
     save,
 )
 
+# %% ../notebooks/01c_kdtr.ipynb #dc6cd1ca
 _all_ = [
     "DTYPES", "KdtrError", "KdtrFile", "Tensor", "bf16_to_float32", "float32_to_bf16", "pack_int4", "save",
     "unpack_int4",

@@ -28,6 +28,7 @@ from .regions import GlobalMemory, Region  # noqa: F401
 from .traffic import Traffic, bank_passes, count_distinct, sectors  # noqa: F401
 from .watch import OrderedMemory, WatchedMemory, mark_written  # noqa: F401
 
+# %% ../notebooks/04i_ptx_memory.ipynb #f046e5dc
 _all_ = [
     "LOCAL_WINDOW", "SHARED_WINDOW", "SPECIAL", "WINDOW", "Access", "AddressedMemory", "Geometry", "GlobalMemory",
     "Memory", "RaceDetector", "Region", "SpecialRegisters", "SyncClocks", "Traffic", "WatchedMemory", "atomically",

@@ -28,6 +28,7 @@ from ddtree.ptx.syntax import (  # noqa: F401
 )
 from .words import PtxError, Token, tokenise  # noqa: F401
 
+# %% ../notebooks/02g_ptx_text.ipynb #6652acfb
 _all_ = [
     "LARGEST", "SIZES", "Address", "Block", "Function", "Instruction", "Module", "Operand", "Pair", "Param", "Parser",
     "PtxError", "Token", "Variable", "control_flow", "defines", "parse", "tokenise", "uses",
