@@ -40,7 +40,7 @@ class LoadStore(OrderedMemory):
     """Loads and stores: calls that decoded instructions make. Instruction `i` acts for `lanes`, None meaning all."""
 
     def load(self, i: int, access: Access, address: Lanes, offset: int, lanes: Lanes | None) -> list[Lanes]:
-        """Read `access.count` elements a lane."""
+        """Read `access.count` elements per lane."""
         found = self._begin(i, access, address, offset, lanes)
         if found is None:
             return self._scattered(i, access, address, offset, lanes, ())
@@ -107,7 +107,7 @@ class MemoryUnit(LoadStore):
         value: Lanes,
         other: Lanes | None = None,
     ) -> Lanes:
-        """Instruction `i` is an atomic of one element a lane; the old values (anything if not `wanted`)."""
+        """Instruction `i` is an atomic of one element per lane; the old values (anything if not `wanted`)."""
         found = self._begin(i, access, address, offset, lanes)
         if found is None:
             raise self.code[i].error("unsupported", "one atomic instruction whose lanes point into different arrays")
