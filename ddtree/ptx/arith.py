@@ -18,6 +18,7 @@ from .rounding import fma32, narrow, to_odd, two_sum  # noqa: F401
 from .short import canonical, flush, from_bf16, saturate, to_bf16, to_half  # noqa: F401
 from .shuffles import POISON, lane_mask, shuffle_source, sync_values  # noqa: F401
 
+# %% ../notebooks/03k_ptx_arith.ipynb #6cc8f445
 _all_ = [
     "DTYPES", "POISON", "Form", "Lanes", "bit_length", "canonical", "flush", "fma32", "fma64", "form", "from_bf16",
     "from_integer", "lane_mask", "narrow", "saturate", "shuffle_source", "sync_values", "to_bf16", "to_half",

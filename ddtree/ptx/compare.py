@@ -24,7 +24,7 @@ _UNORDERED = {
     "geu": np.less,
 }  # fmt: skip
 
-
+# %% ../notebooks/03h_ptx_compare.ipynb #6196a16c
 def comparison(name: str, floating: bool) -> Callable[..., Lanes] | None:
     """The comparison called `name`: `ne` of floats is false on NaN, a `u` at the end makes it true."""
     if not floating:

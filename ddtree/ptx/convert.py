@@ -114,7 +114,7 @@ def _cvt_pair(flags: set[str], to: str, kind: str) -> Form | None:
 
     return Form(function, ("f4", "f4"), ("u4",))
 
-
+# %% ../notebooks/03i_ptx_convert.ipynb #fda0444d
 def _cvt_integer(flags: set[str], to: str, kind: str) -> Form | None:
     """Integer to integer; .sat is an error where nothing could be clamped, as in ptxas."""
     source, target = DTYPES[kind], DTYPES[to]
@@ -153,7 +153,7 @@ def _cvt(base: str, flags: set[str], types: list[str], results: int, sources: in
         return _cvt_from_integer(flags, to, kind)
     return _cvt_integer(flags, to, kind) if flags <= {"sat"} else None
 
-
+# %% ../notebooks/03i_ptx_convert.ipynb #d1689f98
 def _cvt_from_integer(flags: set[str], to: str, kind: str) -> Form | None:
     mode = next(iter(flags & {"rn", "rz", "rm", "rp"}), "")
     if not mode or flags - {mode, "ftz"}:

@@ -16,7 +16,7 @@ SIZES = {
 }  # fmt: skip
 LARGEST = 1 << 28  # bytes of one variable
 
-
+# %% ../notebooks/02c_ptx_declare.ipynb #eef5cd48
 def read_declaration(parser: Parser) -> tuple[str, str, int, int, bool]:
     """Read `.align 8 .b8 name[256]` (the space is taken): name, element type, bytes, alignment, whether an array."""
     align, kind = 0, ""

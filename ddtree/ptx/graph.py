@@ -31,7 +31,7 @@ def _names(operand: Operand) -> Iterator[str]:
         for each in operand:
             yield from _names(each)
 
-
+# %% ../notebooks/02e_ptx_graph.ipynb #fc8f735e
 def defines(instruction: Instruction) -> list[str]:
     """The names an instruction writes (`_` and "%cc", the carry flag, among them)."""
     base, *mods = instruction.opcode.split(".")
@@ -74,7 +74,7 @@ class Block:
         """The blocks that may come next in the same function."""
         return self.taken + (() if self.follow is None else (self.follow,))
 
-
+# %% ../notebooks/02e_ptx_graph.ipynb #fdcc3bff
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "call", "bar", "barrier", "shfl", "vote", "match", "redux", "elect"}
 
 

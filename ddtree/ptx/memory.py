@@ -28,6 +28,7 @@ from .regions import GlobalMemory, Region  # noqa: F401
 from .traffic import Traffic, bank_passes, count_distinct, sectors  # noqa: F401
 from .watch import OrderedMemory, WatchedMemory, mark_written  # noqa: F401
 
+# %% ../notebooks/04i_ptx_memory.ipynb #f046e5dc
 _all_ = [
     "LOCAL_WINDOW", "SHARED_WINDOW", "SPECIAL", "WINDOW", "Access", "AddressedMemory", "Geometry", "GlobalMemory",
     "Memory", "RaceDetector", "Region", "SpecialRegisters", "SyncClocks", "Traffic", "WatchedMemory", "atomically",
@@ -39,7 +40,7 @@ class LoadStore(OrderedMemory):
     """Loads and stores: calls that decoded instructions make. Instruction `i` acts for `lanes`, None meaning all."""
 
     def load(self, i: int, access: Access, address: Lanes, offset: int, lanes: Lanes | None) -> list[Lanes]:
-        """Read `access.count` elements a lane."""
+        """Read `access.count` elements per lane."""
         found = self._begin(i, access, address, offset, lanes)
         if found is None:
             return self._scattered(i, access, address, offset, lanes, ())
@@ -106,7 +107,7 @@ class MemoryUnit(LoadStore):
         value: Lanes,
         other: Lanes | None = None,
     ) -> Lanes:
-        """Instruction `i` is an atomic of one element a lane; the old values (anything if not `wanted`)."""
+        """Instruction `i` is an atomic of one element per lane; the old values (anything if not `wanted`)."""
         found = self._begin(i, access, address, offset, lanes)
         if found is None:
             raise self.code[i].error("unsupported", "one atomic instruction whose lanes point into different arrays")

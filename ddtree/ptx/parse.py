@@ -28,7 +28,7 @@ def _directive(parser: Parser, function: Function) -> None:
     else:
         raise PtxError("unsupported", f"directive {word} in a function", ptx_line=parser.line)
 
-
+# %% ../notebooks/02d_ptx_parse.ipynb #50718815
 def _label(parser: Parser, function: Function) -> None:
     """Read `name:`, or `name: .branchtargets a, b;`."""
     name = parser.name(parser.take())
@@ -42,7 +42,7 @@ def _label(parser: Parser, function: Function) -> None:
     else:
         function.labels[name] = len(function.body)
 
-
+# %% ../notebooks/02d_ptx_parse.ipynb #8d643e0d
 def _scope_labels(parser: Parser) -> None:
     """Declare the labels of the scope just opened before they are used."""
     depth, at = 0, parser.at
@@ -92,7 +92,7 @@ def _function(parser: Parser, entry: bool) -> None:
         _body(parser, function, {} if entry else _own_parameters(function))
         parser.module.functions[function.name] = function
 
-
+# %% ../notebooks/02d_ptx_parse.ipynb #703f3680
 def _own_parameters(function: Function) -> dict[str, str]:
     """Make the parameters and results of a .func its own, as `Parser.own` does; their new names."""
     names = {p.name: f"{p.name}@{function.name}" for p in function.params + function.results}
@@ -110,7 +110,7 @@ def parse(text: str) -> Module:
         raise PtxError("syntax", f"this is not PTX ({error!r})", ptx_line=parser.line) from error
     return parser.module
 
-
+# %% ../notebooks/02d_ptx_parse.ipynb #458d439f
 def _statements(parser: Parser) -> None:
     """Read what stands outside of functions, to the end of the text."""
     extern = False

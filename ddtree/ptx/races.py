@@ -16,7 +16,7 @@ from .lanes import Geometry
 # %% ../notebooks/04e_ptx_races.ipynb #0a05fa57
 _ROW = ("lane", "instruction", "epoch", "warp_sync", "lane_time", "warp_time")
 
-
+# %% ../notebooks/04e_ptx_races.ipynb #33c1a5b1
 class SyncClocks:
     """What barriers have ordered: when each lane and warp last met which others.
 

@@ -70,7 +70,7 @@ class Param:
     align: int
     offset: int
 
-
+# %% ../notebooks/02b_ptx_syntax.ipynb #cf2f6c3a
 @dataclass
 class Function:
     """One .entry or .func: parameters, results, registers (name → type), variables, labels (name → place in body)."""
@@ -149,7 +149,7 @@ def read_operand(parser: Parser) -> Operand:
         return Pair(name, parser.name(parser.take()))
     return _offset_name(parser, name)
 
-
+# %% ../notebooks/02b_ptx_syntax.ipynb #3043cbbd
 def _offset_name(parser: Parser, name: str) -> Operand:
     """`name` or `name+4`, an address constant."""
     if parser.word in ("+", "-") and not name.startswith("%"):

@@ -28,6 +28,7 @@ from ddtree.ptx.syntax import (  # noqa: F401
 )
 from .words import PtxError, Token, tokenise  # noqa: F401
 
+# %% ../notebooks/02g_ptx_text.ipynb #6652acfb
 _all_ = [
     "LARGEST", "SIZES", "Address", "Block", "Function", "Instruction", "Module", "Operand", "Pair", "Param", "Parser",
     "PtxError", "Token", "Variable", "control_flow", "defines", "parse", "tokenise", "uses",
@@ -55,7 +56,7 @@ class Symbols:
     shared: dict[str, int]  # of each entry: its static shared bytes
     constants: frozenset[str]
 
-
+# %% ../notebooks/02g_ptx_text.ipynb #73a55ded
 def place_variables(module: Module) -> Symbols:
     """Lay out all variables. Every function has its own local and param bytes: no recursion."""
     functions = module.functions.values()
@@ -74,7 +75,7 @@ def place_variables(module: Module) -> Symbols:
     constants = frozenset(v.name for v in variables if v.space == "const")
     return Symbols(offsets, sizes, data, dynamic, shared, constants)
 
-
+# %% ../notebooks/02g_ptx_text.ipynb #51d86c13
 def _place_shared(module: Module, offsets: dict[str, tuple[str, int]], sizes: dict[str, int]) -> dict[str, int]:
     """Lay out shared memory: what all functions may use, then each entry's own; the end of each entry."""
     common = module.variables + [v for f in module.functions.values() if not f.entry for v in f.variables]
