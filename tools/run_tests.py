@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tools.format import NOTEBOOKS
@@ -38,6 +39,7 @@ class Done:
 
     name: str
     seconds: float
+    cpu_seconds: float  # of all its processes: what is left of the time on a busy machine
     failed: bool
     text: str = ""
 
@@ -56,8 +58,13 @@ def run(name: str, command: str, keep_text: bool = False) -> Done:
     """Run a step with this Python; its output is shown at once, or kept."""
     start = time.perf_counter()
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if keep_text else {}
-    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, text=True, check=False, **streams)
-    return Done(name, time.perf_counter() - start, done.returncode != 0, done.stdout or "")
+    process = subprocess.Popen([sys.executable, *command.split()], cwd=ROOT, text=True, **streams)
+    with process.stdout or nullcontext() as output:
+        text = output.read() if output else ""
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - start
+    return Done(name, seconds, used.ru_utime + used.ru_stime, process.returncode != 0, text)
 
 
 def run_all(static: dict[str, str], steps: dict[str, str]) -> list[Done]:
@@ -87,7 +94,9 @@ def main() -> int:
     done = run_all(STATIC, long_steps(options.jobs))
     width = max(len(step.name) for step in done)
     print(f"== {time.perf_counter() - start:.0f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print("\n".join(f"{step.name:{width}} {step.seconds:6.1f} s{'  FAILED' * step.failed}" for step in done))
+    for step in done:
+        times = f"{step.seconds:6.1f} s, {step.cpu_seconds:6.1f} s of one core"
+        print(f"{step.name:{width}} {times}{'  FAILED' * step.failed}")
     failed = [step.name for step in done if step.failed]
     print(f"FAILED: {', '.join(failed)}" if failed else "everything passed")
     return 1 if failed else 0
