@@ -24,13 +24,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from ddtree.aot import build_kernels, read_toolchain
 from ddtree.bench import spread
 from ddtree.build import build_trees, build_trees_kernel
 from ddtree.check import assert_equal
 from ddtree.cuda import Device, GpuDevice, Kernel, LaunchRule, PtxDevice, _compilable, flatten, kernel, link
 from ddtree.cuda import cuda as device_side
 from ddtree.kdtr import load
-from ddtree.aot import build_kernels, read_toolchain
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 from ddtree.tree import build_tree
