@@ -22,7 +22,7 @@ from .cuda import DeviceFunction, Kernel, Parameter, check_arch, check_formula, 
 from .cuda.store import _is_known, _source, _used
 from .layout import layout_trees_kernel
 from .ptx import load_ptx
-from .topk import make_top_k_select, make_top_k_partial, merge_top_k_kernel
+from .topk import make_top_k_partial, make_top_k_select, merge_top_k_kernel
 
 # %% ../notebooks/39_aot.ipynb #39-kernels-005
 EXPORTED: tuple[Kernel, ...] = (

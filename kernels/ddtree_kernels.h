@@ -76,7 +76,7 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
     return a;
 }
 
-/* reduce_groups_float32_wide: class E1, from ddtree/topk.py
+/* top_k_partial_float32_wide: class E1, from ddtree/topk/partial.py
      const int32[M] data
      int64 row_step
      int32 vocabulary
@@ -88,10 +88,10 @@ static inline ddtree_array3 ddtree_make_array3(uint64_t data, int64_t itemsize, 
      int32 each
      uint32[R, G] maxima
      int64[R, S, 6] states */
-#define DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_FILE "reduce_groups_float32_wide.ptx"
-#define DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_ENTRY "ddtree_reduce_groups_float32_wide"
-enum { DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_X = 128, DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_Y = 1, DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BLOCK_Z = 1 };
-enum { DDTREE_REDUCE_GROUPS_FLOAT32_WIDE_BYTES = 448 };
+#define DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_FILE "top_k_partial_float32_wide.ptx"
+#define DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_ENTRY "ddtree_top_k_partial_float32_wide"
+enum { DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_BLOCK_X = 128, DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_BLOCK_Y = 1, DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_BLOCK_Z = 1 };
+enum { DDTREE_TOP_K_PARTIAL_FLOAT32_WIDE_BYTES = 448 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -104,32 +104,32 @@ typedef struct {
     int32_t each;
     ddtree_array2 maxima;
     ddtree_array3 states;
-} ddtree_reduce_groups_float32_wide_args;
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, data) == 0);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, row_step) == 56);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, temperatures) == 72);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, bias) == 128);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, allowed) == 200);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, rows_a_request) == 272);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, C) == 276);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, each) == 280);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, maxima) == 288);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_float32_wide_args, states) == 360);
+} ddtree_top_k_partial_float32_wide_args;
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, temperatures) == 72);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, C) == 276);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, each) == 280);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, maxima) == 288);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_float32_wide_args, states) == 360);
 
-static inline void ddtree_reduce_groups_float32_wide_grid(const ddtree_reduce_groups_float32_wide_args *a, unsigned grid[3]) {
+static inline void ddtree_top_k_partial_float32_wide_grid(const ddtree_top_k_partial_float32_wide_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)((int64_t)a->C);
     grid[1] = (unsigned)(a->maxima.shape[0]);
     grid[2] = (unsigned)(1);
     (void)a;
 }
 
-static inline unsigned ddtree_reduce_groups_float32_wide_shared(const ddtree_reduce_groups_float32_wide_args *a) {
+static inline unsigned ddtree_top_k_partial_float32_wide_shared(const ddtree_top_k_partial_float32_wide_args *a) {
     (void)a;
     return (unsigned)(0);
 }
 
-/* reduce_groups_bfloat16_wide: class E1, from ddtree/topk.py
+/* top_k_partial_bfloat16_wide: class E1, from ddtree/topk/partial.py
      const int32[M] data
      int64 row_step
      int32 vocabulary
@@ -141,10 +141,10 @@ static inline unsigned ddtree_reduce_groups_float32_wide_shared(const ddtree_red
      int32 each
      uint32[R, G] maxima
      int64[R, S, 6] states */
-#define DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_FILE "reduce_groups_bfloat16_wide.ptx"
-#define DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_ENTRY "ddtree_reduce_groups_bfloat16_wide"
-enum { DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_X = 128, DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_Y = 1, DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BLOCK_Z = 1 };
-enum { DDTREE_REDUCE_GROUPS_BFLOAT16_WIDE_BYTES = 448 };
+#define DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_FILE "top_k_partial_bfloat16_wide.ptx"
+#define DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_ENTRY "ddtree_top_k_partial_bfloat16_wide"
+enum { DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_BLOCK_X = 128, DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_BLOCK_Y = 1, DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_BLOCK_Z = 1 };
+enum { DDTREE_TOP_K_PARTIAL_BFLOAT16_WIDE_BYTES = 448 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -157,32 +157,32 @@ typedef struct {
     int32_t each;
     ddtree_array2 maxima;
     ddtree_array3 states;
-} ddtree_reduce_groups_bfloat16_wide_args;
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, data) == 0);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, row_step) == 56);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, temperatures) == 72);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, bias) == 128);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, allowed) == 200);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, rows_a_request) == 272);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, C) == 276);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, each) == 280);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, maxima) == 288);
-DDTREE_ASSERT(offsetof(ddtree_reduce_groups_bfloat16_wide_args, states) == 360);
+} ddtree_top_k_partial_bfloat16_wide_args;
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, temperatures) == 72);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, C) == 276);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, each) == 280);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, maxima) == 288);
+DDTREE_ASSERT(offsetof(ddtree_top_k_partial_bfloat16_wide_args, states) == 360);
 
-static inline void ddtree_reduce_groups_bfloat16_wide_grid(const ddtree_reduce_groups_bfloat16_wide_args *a, unsigned grid[3]) {
+static inline void ddtree_top_k_partial_bfloat16_wide_grid(const ddtree_top_k_partial_bfloat16_wide_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)((int64_t)a->C);
     grid[1] = (unsigned)(a->maxima.shape[0]);
     grid[2] = (unsigned)(1);
     (void)a;
 }
 
-static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_reduce_groups_bfloat16_wide_args *a) {
+static inline unsigned ddtree_top_k_partial_bfloat16_wide_shared(const ddtree_top_k_partial_bfloat16_wide_args *a) {
     (void)a;
     return (unsigned)(0);
 }
 
-/* choose_tokens_float32: class E1, from ddtree/topk.py
+/* top_k_select_float32: class E1, from ddtree/topk/select.py
      const int32[M] data
      int64 row_step
      int32 vocabulary
@@ -200,10 +200,10 @@ static inline unsigned ddtree_reduce_groups_bfloat16_wide_shared(const ddtree_re
      float32[R, K] log_probs
      float32[R] log_z
      int64[R, 6] state */
-#define DDTREE_CHOOSE_TOKENS_FLOAT32_FILE "choose_tokens_float32.ptx"
-#define DDTREE_CHOOSE_TOKENS_FLOAT32_ENTRY "ddtree_choose_tokens_float32"
-enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_FLOAT32_BLOCK_Z = 1 };
-enum { DDTREE_CHOOSE_TOKENS_FLOAT32_BYTES = 800 };
+#define DDTREE_TOP_K_SELECT_FLOAT32_FILE "top_k_select_float32.ptx"
+#define DDTREE_TOP_K_SELECT_FLOAT32_ENTRY "ddtree_top_k_select_float32"
+enum { DDTREE_TOP_K_SELECT_FLOAT32_BLOCK_X = 512, DDTREE_TOP_K_SELECT_FLOAT32_BLOCK_Y = 1, DDTREE_TOP_K_SELECT_FLOAT32_BLOCK_Z = 1 };
+enum { DDTREE_TOP_K_SELECT_FLOAT32_BYTES = 800 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -222,38 +222,38 @@ typedef struct {
     ddtree_array2 log_probs;
     ddtree_array1 log_z;
     ddtree_array2 state;
-} ddtree_choose_tokens_float32_args;
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, data) == 0);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, row_step) == 56);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, temperatures) == 72);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, bias) == 128);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, allowed) == 200);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, rows_a_request) == 272);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, first_id) == 280);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, P) == 288);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, Q) == 292);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, maxima) == 296);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, states) == 368);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, ids) == 456);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, logits) == 528);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_probs) == 600);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, log_z) == 672);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_float32_args, state) == 728);
+} ddtree_top_k_select_float32_args;
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, temperatures) == 72);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, first_id) == 280);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, P) == 288);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, Q) == 292);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, maxima) == 296);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, states) == 368);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, ids) == 456);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, logits) == 528);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, log_probs) == 600);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, log_z) == 672);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_float32_args, state) == 728);
 
-static inline void ddtree_choose_tokens_float32_grid(const ddtree_choose_tokens_float32_args *a, unsigned grid[3]) {
+static inline void ddtree_top_k_select_float32_grid(const ddtree_top_k_select_float32_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->maxima.shape[0]);
     grid[1] = (unsigned)(1);
     grid[2] = (unsigned)(1);
     (void)a;
 }
 
-static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_tokens_float32_args *a) {
+static inline unsigned ddtree_top_k_select_float32_shared(const ddtree_top_k_select_float32_args *a) {
     (void)a;
     return (unsigned)(20 * (int64_t)a->P + 4 * (int64_t)a->Q + 4);
 }
 
-/* choose_tokens_bfloat16: class E1, from ddtree/topk.py
+/* top_k_select_bfloat16: class E1, from ddtree/topk/select.py
      const int16[M] data
      int64 row_step
      int32 vocabulary
@@ -271,10 +271,10 @@ static inline unsigned ddtree_choose_tokens_float32_shared(const ddtree_choose_t
      float32[R, K] log_probs
      float32[R] log_z
      int64[R, 6] state */
-#define DDTREE_CHOOSE_TOKENS_BFLOAT16_FILE "choose_tokens_bfloat16.ptx"
-#define DDTREE_CHOOSE_TOKENS_BFLOAT16_ENTRY "ddtree_choose_tokens_bfloat16"
-enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_X = 512, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Y = 1, DDTREE_CHOOSE_TOKENS_BFLOAT16_BLOCK_Z = 1 };
-enum { DDTREE_CHOOSE_TOKENS_BFLOAT16_BYTES = 800 };
+#define DDTREE_TOP_K_SELECT_BFLOAT16_FILE "top_k_select_bfloat16.ptx"
+#define DDTREE_TOP_K_SELECT_BFLOAT16_ENTRY "ddtree_top_k_select_bfloat16"
+enum { DDTREE_TOP_K_SELECT_BFLOAT16_BLOCK_X = 512, DDTREE_TOP_K_SELECT_BFLOAT16_BLOCK_Y = 1, DDTREE_TOP_K_SELECT_BFLOAT16_BLOCK_Z = 1 };
+enum { DDTREE_TOP_K_SELECT_BFLOAT16_BYTES = 800 };
 typedef struct {
     ddtree_array1 data;
     int64_t row_step;
@@ -293,38 +293,38 @@ typedef struct {
     ddtree_array2 log_probs;
     ddtree_array1 log_z;
     ddtree_array2 state;
-} ddtree_choose_tokens_bfloat16_args;
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, data) == 0);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, row_step) == 56);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, vocabulary) == 64);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, temperatures) == 72);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, bias) == 128);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, allowed) == 200);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, rows_a_request) == 272);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, first_id) == 280);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, P) == 288);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, Q) == 292);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, maxima) == 296);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, states) == 368);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, ids) == 456);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, logits) == 528);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_probs) == 600);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, log_z) == 672);
-DDTREE_ASSERT(offsetof(ddtree_choose_tokens_bfloat16_args, state) == 728);
+} ddtree_top_k_select_bfloat16_args;
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, data) == 0);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, row_step) == 56);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, vocabulary) == 64);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, temperatures) == 72);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, bias) == 128);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, allowed) == 200);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, rows_a_request) == 272);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, first_id) == 280);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, P) == 288);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, Q) == 292);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, maxima) == 296);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, states) == 368);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, ids) == 456);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, logits) == 528);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, log_probs) == 600);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, log_z) == 672);
+DDTREE_ASSERT(offsetof(ddtree_top_k_select_bfloat16_args, state) == 728);
 
-static inline void ddtree_choose_tokens_bfloat16_grid(const ddtree_choose_tokens_bfloat16_args *a, unsigned grid[3]) {
+static inline void ddtree_top_k_select_bfloat16_grid(const ddtree_top_k_select_bfloat16_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->maxima.shape[0]);
     grid[1] = (unsigned)(1);
     grid[2] = (unsigned)(1);
     (void)a;
 }
 
-static inline unsigned ddtree_choose_tokens_bfloat16_shared(const ddtree_choose_tokens_bfloat16_args *a) {
+static inline unsigned ddtree_top_k_select_bfloat16_shared(const ddtree_top_k_select_bfloat16_args *a) {
     (void)a;
     return (unsigned)(20 * (int64_t)a->P + 4 * (int64_t)a->Q + 4);
 }
 
-/* merge_top_k: class E1, from ddtree/topk.py
+/* merge_top_k: class E1, from ddtree/topk/__init__.py
      const int64[R, A] ids_a
      const float32[R, A] logits_a
      const int64[R, 6] state_a
@@ -377,7 +377,7 @@ static inline unsigned ddtree_merge_top_k_shared(const ddtree_merge_top_k_args *
     return (unsigned)(0);
 }
 
-/* build_trees: class E0, from ddtree/build.py
+/* build_trees: class E0, from ddtree/build/fast.py
      const float32[R, L, K] top_log_probs
      const int64[R, L, K] top_token_ids
      const int32[R] budgets
@@ -439,7 +439,7 @@ static inline unsigned ddtree_build_trees_shared(const ddtree_build_trees_args *
     return (unsigned)(56 * a->tokens.shape[1] + 15520);
 }
 
-/* build_trees_one_warp: class E0, from ddtree/build.py
+/* build_trees_one_warp: class E0, from ddtree/build/search.py
      const float32[R, L, K] top_log_probs
      const int64[R, L, K] top_token_ids
      const int32[R] budgets
@@ -501,7 +501,7 @@ static inline unsigned ddtree_build_trees_one_warp_shared(const ddtree_build_tre
     return (unsigned)(12 * a->tokens.shape[1]);
 }
 
-/* lay_out: class E0, from ddtree/layout.py
+/* layout_trees: class E0, from ddtree/layout/trees.py
      const int32[R, N] parents
      const int32[R, N] depths
      const int32[R] counts
@@ -510,10 +510,10 @@ static inline unsigned ddtree_build_trees_one_warp_shared(const ddtree_build_tre
      uint32[R, N, W] masks
      int32[R, N] first_children
      int32[R, N] next_siblings */
-#define DDTREE_LAY_OUT_FILE "lay_out.ptx"
-#define DDTREE_LAY_OUT_ENTRY "ddtree_lay_out"
-enum { DDTREE_LAY_OUT_BLOCK_X = 256, DDTREE_LAY_OUT_BLOCK_Y = 1, DDTREE_LAY_OUT_BLOCK_Z = 1 };
-enum { DDTREE_LAY_OUT_BYTES = 560 };
+#define DDTREE_LAYOUT_TREES_FILE "layout_trees.ptx"
+#define DDTREE_LAYOUT_TREES_ENTRY "ddtree_layout_trees"
+enum { DDTREE_LAYOUT_TREES_BLOCK_X = 256, DDTREE_LAYOUT_TREES_BLOCK_Y = 1, DDTREE_LAYOUT_TREES_BLOCK_Z = 1 };
+enum { DDTREE_LAYOUT_TREES_BYTES = 560 };
 typedef struct {
     ddtree_array2 parents;
     ddtree_array2 depths;
@@ -523,24 +523,24 @@ typedef struct {
     ddtree_array3 masks;
     ddtree_array2 first_children;
     ddtree_array2 next_siblings;
-} ddtree_lay_out_args;
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, parents) == 0);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, depths) == 72);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, counts) == 144);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, lengths) == 200);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, positions) == 256);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, masks) == 328);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, first_children) == 416);
-DDTREE_ASSERT(offsetof(ddtree_lay_out_args, next_siblings) == 488);
+} ddtree_layout_trees_args;
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, parents) == 0);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, depths) == 72);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, counts) == 144);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, lengths) == 200);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, positions) == 256);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, masks) == 328);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, first_children) == 416);
+DDTREE_ASSERT(offsetof(ddtree_layout_trees_args, next_siblings) == 488);
 
-static inline void ddtree_lay_out_grid(const ddtree_lay_out_args *a, unsigned grid[3]) {
+static inline void ddtree_layout_trees_grid(const ddtree_layout_trees_args *a, unsigned grid[3]) {
     grid[0] = (unsigned)(a->parents.shape[0]);
     grid[1] = (unsigned)(ddtree_cdiv(a->parents.shape[1], 128) + 1);
     grid[2] = (unsigned)(1);
     (void)a;
 }
 
-static inline unsigned ddtree_lay_out_shared(const ddtree_lay_out_args *a) {
+static inline unsigned ddtree_layout_trees_shared(const ddtree_layout_trees_args *a) {
     (void)a;
     return (unsigned)(768 * a->masks.shape[2]);
 }

@@ -84,7 +84,6 @@ class KernelSource:
         when the `gpu` extra is missing, and numba's errors for a function it cannot compile.
         """
         if arch not in self._texts:
-            check_arch(arch)
             with _ONE_AT_A_TIME:
                 kept = _kept_file(self.function, _compilers, [self.entry, arch, repr((self.parameters, self.early))])
                 text = self._texts.get(arch) or _read_kept(kept)
@@ -95,6 +94,7 @@ class KernelSource:
 
     def _compile(self, arch: str) -> str:
         """The canonical PTX, compiled anew."""
+        check_arch(arch)
         text = _compile(self.function, self.parameters, arch)
         _check_defined(text, self.name)
         return _begin(_canonical(text, self.entry, arch), arch, self.early)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['CHOOSERS', 'GATHERERS', 'WARPS', 'EDGES', 'ONE_A_THREAD', 'log2_approx', 'div_approx', 'cut_spans', 'key_at',
-           'four_keys', 'load_keys', 'most_of', 'best_of', 'bounds_of', 'cut_best', 'reaches', 'reached_by_four',
-           'spans_reached', 'count_spans', 'next_middle', 'add_block', 'make_cut', 'pick_spans', 'choose_spans']
+           'four_keys', 'load_keys', 'most_of', 'best_of', 'bounds_of', 'cut_best', 'reaches', 'key_needed',
+           'reached_by_four', 'spans_reached', 'count_spans', 'next_middle', 'add_block', 'make_cut', 'pick_spans',
+           'choose_spans']
 
 # %% ../notebooks/11e_topk_floor.ipynb #7a766635
 from typing import Any
@@ -95,21 +96,28 @@ def reaches(key: Any, id: Any, floor: Any) -> Any:
     least = np.uint32(least + np.uint32(1)) if np.int32(id) > np.int32(LAST_ID - (floor & LAST_ID)) else least
     return np.int32(key >= least)
 
+# %% ../notebooks/11e_topk_floor.ipynb #3acf0aa3
+@device_function
+def key_needed(turn: Any, least: Any, last: Any) -> Any:
+    """The key that a thread's span of this turn needs: the floor's, or one more if it comes after the floor's span."""
+    return np.uint32(least + np.uint32(turn > last))
+
 
 @device_function
-def reached_by_four(four: Any, first: Any, floor: Any) -> Any:
-    """Which of four keys reach the floor, as bits."""
-    place = np.int32(first + np.int32(cuda.threadIdx.x))
-    a, b = reaches(four[0], place, floor), reaches(four[1], place + CHOOSERS, floor)
-    c, d = reaches(four[2], place + 2 * CHOOSERS, floor), reaches(four[3], place + 3 * CHOOSERS, floor)
-    return np.int32(a | (b << 1) | (c << 2) | (d << 3))
+def reached_by_four(four: Any, turn: Any, least: Any, last: Any) -> Any:
+    """Which of four keys, from this turn on, reach the floor, as bits."""
+    a, b = four[0] >= key_needed(turn, least, last), four[1] >= key_needed(turn + 1, least, last)
+    c, d = four[2] >= key_needed(turn + 2, least, last), four[3] >= key_needed(turn + 3, least, last)
+    return np.int32(np.int32(a) | (np.int32(b) << 1) | (np.int32(c) << 2) | (np.int32(d) << 3))
 
 
 @device_function
 def spans_reached(keys: Any, floor: Any) -> Any:
     """Which of a thread's spans reach the floor, as 16 bits."""
-    a, b = reached_by_four(keys[0], 0, floor), reached_by_four(keys[1], 4 * CHOOSERS, floor)
-    c, d = reached_by_four(keys[2], 8 * CHOOSERS, floor), reached_by_four(keys[3], 12 * CHOOSERS, floor)
+    least, span = np.uint32(floor >> 18), np.int32(LAST_ID - (floor & LAST_ID))
+    last = np.int32((span >> 9) - np.int32(np.int32(cuda.threadIdx.x) > (span & 511)))  # CHOOSERS is 1 << 9
+    a, b = reached_by_four(keys[0], 0, least, last), reached_by_four(keys[1], 4, least, last)
+    c, d = reached_by_four(keys[2], 8, least, last), reached_by_four(keys[3], 12, least, last)
     return np.int32(a | (b << 4) | (c << 8) | (d << 12))
 
 
