@@ -4,17 +4,13 @@ import os
 
 import hypothesis
 
+from deep import deepen
+
 DEEP = bool(os.environ.get("DDTREE_DEEP"))
-DEEPER = 10  # times as many examples
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("deep", derandomize=False, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("deep" if DEEP else "ci")
-
-
-def deepen(settings):
-    """A test's settings with more examples, drawn anew on every run; a test says how many it has in CI."""
-    return hypothesis.settings(settings, max_examples=DEEPER * settings.max_examples, derandomize=False)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,9 +1,9 @@
-import conftest
 import nbformat
 import pytest
 from hypothesis import settings
 
 from ddtree.cuda import Kernel
+from deep import deepen
 from tools import book, export, format, gpu, lab, measure_book, run_tests, warm
 
 
@@ -296,12 +296,12 @@ def test_no_step_stops_a_cell_before_ten_minutes():
 
 
 def test_deep_runs_draw_ten_times_as_many_cases_anew_each_time():
-    deep = conftest.deepen(settings(max_examples=25, derandomize=True, deadline=None))
+    deep = deepen(settings(max_examples=25, derandomize=True, deadline=None))
     assert (deep.max_examples, deep.derandomize, deep.deadline) == (250, False, None)
 
 
 def test_deep_runs_reach_every_generated_test():
-    """The names of hypothesis that conftest uses are still there."""
+    """The names of hypothesis that tests/conftest.py uses are still there."""
     tests = sorted((export.ROOT / "tests").glob("test_*.py"))
     generated = next(path for path in tests if "@given(" in path.read_text())
     module = __import__(generated.stem)

@@ -372,10 +372,10 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         command = f"python -m tools.gpu_draft{' --texts texts' if options.texts else ''} --requests {options.requests}"
-        return check_all(Path(scratch), options.requests, options.out, command)
+        return check_all(Path(scratch), options.requests, options.out, command, options.texts)
 
 
-def check_all(folder: Path, requests: int, out: Path | None, command: str) -> int:
+def check_all(folder: Path, requests: int, out: Path | None, command: str, texts: Path | None) -> int:
     """Every section in turn, written to `out` after each; compute-sanitizer runs beside the generated requests."""
     running: dict[str, subprocess.Popen[str]] = {}
 
@@ -391,7 +391,8 @@ def check_all(folder: Path, requests: int, out: Path | None, command: str) -> in
         "sanitizer": lambda: read_tools(running) or "not on the PATH",
         "counters": lambda: read_counters(folder) if shutil.which("ncu") else "ncu is not on the PATH",
     }
-    return 1 if failures(run_sections(sections, out, command)) else 0
+    facts = {"compiled": "PTX of the folder --texts, built elsewhere; other kernels here" if texts else "here"}
+    return 1 if failures(run_sections(sections, out, command, facts)) else 0
 
 
 if __name__ == "__main__":

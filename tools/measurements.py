@@ -59,7 +59,7 @@ def where(record: dict[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {packages[name]}" for name in ("numpy", "numba-cuda", "cuda-core") if packages.get(name)
     )
-    compiled = f" {record['compiled']}." if record.get("compiled") else ""
+    compiled = f" Compiled: {record['compiled']}." if record.get("compiled") else ""
     known = machine, record.get("date", "date not recorded"), versions or "versions not recorded"
     return f"{'; '.join(known)}; `{record['command']}`.{compiled}"
 
@@ -116,6 +116,30 @@ def builder_section(record: dict[str, Any]) -> str:
     return table(["1 / 64 requests, µs, nodes:", "64", "128", "256", "1024"], lines)
 
 
+def first_call_section(record: dict[str, Any]) -> str:
+    """What a user meets first, then at every call, then inside a graph."""
+    lines = []
+    for row in record["rows"]:
+        host, graph = row["host_us_a_call"]["median"], row["graph_us"]["median"]
+        lines.append([row["kernels"], f"{row['first_call_s']:.1f} s", f"{host:.0f} µs", f"{graph:.1f} µs"])
+    return table(
+        ["one request, 64 nodes, kernels", "first call", "host, a later call", "in a graph, logits in L2"], lines
+    )
+
+
+def text_section(record: dict[str, Any]) -> str:
+    """The second top-k kernel as three texts, with both runs."""
+    lines = []
+    for name in dict.fromkeys(row["text"] for row in record["rows"]):
+        found = rows(record, text=name)
+        times = [
+            [f"{row['us']['median']:.1f}" for row in found if (row["step"] == "draft_tree") == whole]
+            for whole in (False, True)
+        ]
+        lines.append([name, str(found[0]["registers"]), *(" / ".join(pair) for pair in times)])
+    return table(["64 requests, µs, two runs", "registers", "second top-k kernel", "`draft_tree`"], lines)
+
+
 def decoding_section(record: dict[str, Any]) -> str:
     """Decoding on a CPU."""
     lines, plain = [], next(row for row in record["rows"] if not row["budget"])["tokens_per_second"]["median"]
@@ -136,6 +160,7 @@ TOP = """# Measurements
 Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
 command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
 """
+SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding"
 FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
 
 
@@ -145,8 +170,11 @@ def page() -> str:
     parts = [TOP, f"## Logits to a finished tree\n\n{where(tree)}\n\n![chart](draft_tree.svg)\n"]
     parts += [draft_section(tree), batch_section(tree)]
     parts.append(f"## The tree builder alone\n\n{FALLBACK}\n\n{builder_section(tree)}")
+    first, texts = read("first_call_h200"), read("topk_select_h200")
+    parts.append(f"## The first call, every call, a call in a graph\n\n{where(first)}\n\n{first_call_section(first)}")
+    parts.append(f"## Registers of the second top-k kernel\n\n{where(texts)}\n\n{text_section(texts)}")
     parts.append(f"## Decoding on a CPU\n\n{where(decoding)}\n\n{decoding_section(decoding)}")
-    others = sorted(path for path in RECORDS.glob("*.json") if path.stem not in ("tree_h200", "cpu_decoding"))
+    others = sorted(path for path in RECORDS.glob("*.json") if path.stem not in SHOWN)
     listed = [f"- [{path.name}]({path.name}): {where(read(path.stem))}" for path in others]
     return "\n".join([*parts, "## The other records\n", *listed]) + "\n"
 
@@ -180,8 +208,8 @@ def readme_lines() -> str:
     one, peaked = ([pipeline(tree, logits, budget) for budget in BUDGETS] for logits in (ONE, PEAKED))
     torch = next(row["us"]["median"] for row in rows(tree, group="torch in a graph", logits=ONE, budget=64))
     batch = pipeline(tree, BATCH, 64)
-    warp = median(rows(tree, group="builder", rows="normal", budget=64, requests=1, step="build_trees_one_warp"))
-    fast = median(rows(tree, group="builder", rows="normal", budget=64, requests=1, step="build_trees"))
+    first = {row["kernels"]: row for row in read("first_call_h200")["rows"]}
+    compiled, kept = first["compiled in the first call"], first["kept from an earlier process"]
     best = max(decoding["rows"], key=lambda row: row["tokens_per_round"])
     plain = next(row for row in decoding["rows"] if not row["budget"])
 
@@ -194,7 +222,8 @@ def readme_lines() -> str:
   peaked logits, whose trees have all 15 levels: {joined(peaked)}.
 - torch.topk alone takes {torch:.0f} µs for the same logits; one read of them takes {floor:.1f}.
 - 64 requests in bfloat16: {batch:.0f} µs, against an aim of 110.
-- The tree builder alone, 64 nodes: {fast:.1f} µs; a search by one warp takes {warp:.0f}.
+- Outside a graph a call costs {kept["host_us_a_call"]["median"]:.0f} µs of the host's time. The first call of a process
+  takes {kept["first_call_s"]:.1f} s with kept kernels, {compiled["first_call_s"]:.0f} s when it compiles them.
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
 """

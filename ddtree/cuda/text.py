@@ -23,14 +23,22 @@ def _canonical(text: str, entry: str, arch: str) -> str:
     text = re.sub(r"^\.common \.global .* _ZN08NumbaEnv\S+;\n", "", text, flags=re.M)  # for Python objects: unused
     text = text.replace(mangled[1], entry)
     for kind, prefix in ((r"_ZN[\w$]+", f"{entry}_function_"), (r"_cudapy_[a-z]+_\d+", f"{entry}_memory_")):
-        for i, name in enumerate(dict.fromkeys(re.findall(kind, text))):
+        body = text[text.index(".visible .entry") :]
+        for i, name in enumerate(dict.fromkeys([*re.findall(kind, body), *re.findall(kind, text)])):
             text = re.sub(rf"{re.escape(name)}(?![\w$])", f"{prefix}{i}", text)
+    text = re.sub(r"(?:^(?:\.extern )?\.shared .*;\n)+", lambda match: _by_number(match[0]), text, flags=re.M)
     text = re.sub(r"^(\s*\.loc\s+\d+ \d+ \d+),.*", r"\1", text, flags=re.M)  # which call a line was inlined at, and
     text = re.sub(r"^\s*\.section\s+\.debug_str\s*\{.*?\}", "", text, flags=re.M | re.S)  # numba's names of functions
     text = re.sub(r'^(\s*\.file\s+\d+) "(.*)"', lambda match: f'{match[1]} "{_source(match[2])}"', text, flags=re.M)
     if arch in _PTX_VERSIONS:
         text = re.sub(r"^\.version .*", f".version {_PTX_VERSIONS[arch]}", text, flags=re.M)
     return text.rstrip() + "\n"
+
+
+def _by_number(declarations: str) -> str:
+    """Declarations of shared memory in the order of their numbers."""
+    lines = declarations.splitlines(keepends=True)
+    return "".join(sorted(lines, key=lambda line: int((re.search(r"_memory_(\d+)", line) or ["", "0"])[1])))
 
 # %% ../notebooks/06f_cuda_text.ipynb #ea601215
 def _check_defined(text: str, name: str) -> None:
