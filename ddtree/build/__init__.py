@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..batch import PerRequest, numbers, put, whole
 from .count import COLUMNS as COLUMNS
 from .count import add_position as add_position
 from .count import column_of as column_of
@@ -104,25 +105,20 @@ def _nothing(device: Device, dtype: str) -> Any:
     return device.empty((0,), dtype)
 
 
+@cache
+def _argument(name: str, dtype: str) -> PerRequest:
+    """What an argument of `build_trees` takes, for `ddtree.batch`."""
+    if dtype == "float64":
+        return PerRequest(name, dtype, "numbers, one or one a request", numbers)
+    most = int(np.iinfo(dtype).max)
+    return PerRequest(name, dtype, "integers of at least 0, one or one a request", lambda values: whole(values, most))
+
+
 def _a_request(values: Any, name: str, requests: int, dtype: str, device: Device) -> Any:
     """`values`, one number or one a request, on the device as `dtype`; nothing for None."""
     if values is None:
         return _nothing(device, dtype)
-    if device.is_here(values) and not isinstance(values, np.ndarray):
-        if tuple(values.shape) != (requests,):
-            raise ValueError(f"build_trees: {name} has shape {list(values.shape)}; on the device it takes [{requests}]")
-        return values
-    array, kind = np.asarray(values), np.dtype(dtype)
-    if kind.kind == "f":
-        if array.dtype.kind not in "iuf" or np.isnan(array).any():
-            raise ValueError(f"build_trees: {name} is {values!r}; it takes numbers, one or one a request")
-    elif array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() <= np.iinfo(kind).max):
-        raise ValueError(f"build_trees: {name} is {values!r}; it takes integers of at least 0, one or one a request")
-    if array.shape not in ((), (requests,)):
-        raise ValueError(
-            f"build_trees: {name} has shape {list(array.shape)}; it takes one number or {requests} of them"
-        )
-    return device.take(np.full(requests, array, kind) if array.ndim == 0 else np.ascontiguousarray(array, kind))
+    return put(_argument(name, dtype), values, requests, "build_trees", device)[0]
 
 # %% ../notebooks/12k_build.ipynb #738def04
 def _shared(run: Kernel, places: int) -> int:
