@@ -17,7 +17,7 @@
      kdtr_close(&file);
 
    Does not convert: data stays little-endian, bf16 and int4 stay bits. Read-only and free of global state, so any number
-   of threads may read one kdtr_file. The Python reader and writer is ddtree/kdtr.py (notebooks/01_kdtr.ipynb). */
+   of threads may read one kdtr_file. The Python reader and writer is ddtree/kdtr/ (notebooks/01c_kdtr.ipynb). */
 #ifndef KDTR_H
 #define KDTR_H
 
