@@ -190,14 +190,15 @@ def chart() -> str:
             length = width * log10(value) / 4
             parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end" fill="#444">{name}</text>')
             parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="15" fill="{color}"/>')
-            parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 12}">{value:,.0f} µs</text>')
+            parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 12}">{value:,.{int(value < 100)}f} µs</text>')
             y += 18
         y += 12
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y}" font-family="sans-serif" font-size="12">'
     title = "<title>Logits to a finished tree on an H200, microseconds, logarithmic</title>"
     back = f'<rect width="760" height="{y}" fill="white"/>'
     label = (
-        '<text x="8" y="20" font-size="13">[15, 151936] float32 logits to a laid-out tree, H200, µs (log scale)</text>'
+        '<text x="8" y="20" font-size="13">[15, 151936] float32 logits to a laid-out tree, H200, µs (log scale): '
+        "draft_tree in a graph, the other by the clock</text>"
     )
     return "\n".join([head, title, back, label, *parts, "</svg>"]) + "\n"
 
