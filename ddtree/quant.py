@@ -82,6 +82,7 @@ def pack_weight(weight: F32) -> PackedInt4:
 
 # %% ../notebooks/22b_quant.ipynb #28e619eb
 from .gguf import BLOCK_TYPES as BLOCK_TYPES
+from .gguf import U8 as U8
 from .gguf import BlockType as BlockType
 from .gguf import Gguf as Gguf
 from .gguf import GgufTensor as GgufTensor
