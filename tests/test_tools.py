@@ -4,7 +4,8 @@ from hypothesis import settings
 
 from ddtree.cuda import Kernel
 from deep import deepen
-from tools import book, export, format, gpu, lab, measure_book, run_tests, warm
+from tools import book, export, format, gpu, gpu_texts, lab, measure_book, run_tests, warm
+from tools.gpu import with_texts
 
 
 def notebook(*cells):
@@ -360,3 +361,19 @@ def test_sections_that_fail_are_recorded_and_the_next_still_runs(monkeypatch, tm
 )
 def test_a_report_of_compute_sanitizer_is_clean_only_with_its_summary(text, clean):
     assert gpu.is_clean(text) is clean
+
+
+def test_texts_from_elsewhere_stand_in_for_kernels_by_name_and_only_for_a_while():
+    from ddtree.build import build_trees_one_warp_kernel as replaced
+    from ddtree.topk import merge_top_k_kernel as other
+
+    before = replaced.ptx()
+    with with_texts({replaced.name: "text"}):
+        assert replaced.ptx() == "text" and other.ptx().startswith("//")
+    assert replaced.ptx() == before
+
+
+def test_a_text_of_another_version_gets_the_kernels_entry():
+    assert gpu_texts.renamed("new", ".visible .entry ddtree_old(\nddtree_old_param_0") == (
+        ".visible .entry ddtree_new(\nddtree_old_param_0"
+    )

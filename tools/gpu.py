@@ -1,4 +1,4 @@
-"""What the GPU tools share: sections that are recorded one after the other, compute-sanitizer, and ncu's counters.
+"""What the GPU tools share: recorded sections, PTX from elsewhere, a kernel's resources, compute-sanitizer, ncu.
 
 `tools.gpu_check`, `tools.gpu_draft` and `tools.gpu_topk` measure and record; what they compare on the way,
 `pytest tests/gpu` compares too.
@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ddtree.bench import write_measurement
+from ddtree.cuda import GpuDevice, Kernel
 
 ROOT = Path(__file__).parent.parent
 ERRORS = (
@@ -46,6 +48,33 @@ def failures(results: Any) -> list[str]:
     if isinstance(results, dict):
         return [f"{key}: {line}" for key, value in results.items() for line in failures(value)]
     return [results] if isinstance(results, str) and results.startswith("FAILED") else []
+
+
+def with_texts(texts: Mapping[str, str]) -> Any:
+    """While it lasts, the kernels of these names have this PTX; others are compiled."""
+    compiled = Kernel.ptx
+
+    def ptx(kernel: Kernel, arch: str = "sm_120") -> str:
+        return texts[kernel.name] if kernel.name in texts else compiled(kernel, arch)
+
+    return mock.patch.object(Kernel, "ptx", ptx)
+
+
+RESOURCES = {"registers": "NUM_REGS", "local_bytes": "LOCAL_SIZE_BYTES", "static_shared_bytes": "SHARED_SIZE_BYTES"}
+
+
+def read_resources(gpu: GpuDevice) -> dict[str, dict[str, int]]:
+    """What each kernel that the device has loaded takes, as the driver tells, by the kernel's name."""
+    attributes = gpu._driver.CUfunction_attribute
+    which = {name: getattr(attributes, f"CU_FUNC_ATTRIBUTE_{what}") for name, what in RESOURCES.items()}
+
+    def read(loaded: Any, attribute: Any) -> int:
+        return int(gpu._call("cuKernelGetAttribute", attribute, int(loaded.handle), gpu.ordinal))
+
+    return {
+        kernel.name: {name: read(loaded, attribute) for name, attribute in which.items()}
+        for kernel, (loaded, _) in gpu._kernels.items()
+    }
 
 
 def start_sanitizer(tool: str, *arguments: str) -> subprocess.Popen[str]:

@@ -33,13 +33,22 @@ from ddtree.build import (
     worthwhile_size,
 )
 from ddtree.check import assert_equal
-from ddtree.cuda import GpuArray, GpuDevice, Kernel
+from ddtree.cuda import GpuArray, GpuDevice
 from ddtree.draft import draft_tree, draft_tree_ref, empty_draft
 from ddtree.kdtr import load
 from ddtree.layout import attention_mask, eagle_tensors, layout_trees, layout_trees_ref
 from ddtree.topk import merge_top_k, top_k, top_k_ref
 from ddtree.tree import DraftTree, build_tree
-from tools.gpu import ROOT, count_with_ncu, failures, is_clean, run_sections, start_sanitizer
+from tools.gpu import (
+    ROOT,
+    count_with_ncu,
+    failures,
+    is_clean,
+    read_resources,
+    run_sections,
+    start_sanitizer,
+    with_texts,
+)
 
 FIXTURES = ROOT / "fixtures"
 KINDS = ("normal", "ties", "bfloat16", "peaked", "flat", "masked", "tiny steps", "zeros")
@@ -301,20 +310,11 @@ def read_tools(running: dict[str, subprocess.Popen[str]]) -> dict[str, Any]:
 
 def check_kernels(folder: Path) -> dict[str, Any]:
     """What each kernel of `run_kernels` takes, as the driver tells; their PTX goes to the folder. None may spill."""
-    gpu, driver = GpuDevice(), import_module("cuda.bindings.driver")
+    gpu = GpuDevice()
     run_kernels(gpu)
-    names = {"registers": "NUM_REGS", "local_bytes": "LOCAL_SIZE_BYTES", "static_shared_bytes": "SHARED_SIZE_BYTES"}
-    which = {name: getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}") for name, what in names.items()}
-    resources = {}
-    for kernel, (loaded, _) in gpu._kernels.items():
+    for kernel in gpu._kernels:
         Path(folder, f"{kernel.name}.ptx").write_text(kernel.ptx(gpu.arch), encoding="utf-8")
-        which = {
-            name: getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}") for name, what in names.items()
-        }
-        place = int(loaded.handle), gpu.ordinal
-        resources[kernel.name] = {
-            name: int(gpu._call("cuKernelGetAttribute", attribute, *place)) for name, attribute in which.items()
-        }
+    resources = read_resources(gpu)
     if spills := [name for name, found in resources.items() if found["local_bytes"]]:
         raise AssertionError(f"{', '.join(spills)} have local memory: registers that spill")
     return resources
@@ -343,17 +343,6 @@ def read_counters(folder: Path) -> list[dict[str, Any]]:
     return count_with_ncu(METRICS, "tools.gpu_draft", "--draft", "--texts", str(folder))
 
 
-def use_texts(folder: Path) -> None:
-    """Take the PTX of kernels from a folder, by name, instead of compiling them."""
-    compiled = Kernel.ptx
-
-    def ptx(kernel: Kernel, arch: str = "sm_120") -> str:
-        path = folder / f"{kernel.name}.ptx"
-        return path.read_text(encoding="utf-8") if path.exists() else compiled(kernel, arch)
-
-    setattr(Kernel, "ptx", ptx)  # noqa: B010
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where the JSON goes")
@@ -362,15 +351,15 @@ def main() -> int:
     parser.add_argument("--draft", action="store_true", help="only run two whole steps: under ncu")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="only run the kernels once: under compute-sanitizer")
     options = parser.parse_args()
-    if options.texts or options.run:
-        use_texts(options.texts or options.run)
-    if options.run:
-        run_kernels(PlainDevice())
-        return 0
-    if options.draft:
-        run_draft()
-        return 0
-    with tempfile.TemporaryDirectory() as scratch:
+    folder = options.texts or options.run
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.ptx")} if folder else {}
+    with with_texts(texts), tempfile.TemporaryDirectory() as scratch:
+        if options.run:
+            run_kernels(PlainDevice())
+            return 0
+        if options.draft:
+            run_draft()
+            return 0
         command = f"python -m tools.gpu_draft{' --texts texts' if options.texts else ''} --requests {options.requests}"
         return check_all(Path(scratch), options.requests, options.out, command, options.texts)
 

@@ -10,41 +10,29 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from ddtree.bench import VOCABULARY, draw_logits, time_pipeline, write_measurement
-from ddtree.cuda import GpuDevice, Kernel
+from ddtree.cuda import GpuDevice
+from tools.gpu import read_resources, with_texts
 
 LOGITS = f"[64, 15, {VOCABULARY}] bfloat16"
 
 
-def with_text(name: str, text: str) -> Any:
-    """While it lasts, the kernel of this name has this PTX."""
-    compiled, entry = Kernel.ptx, re.search(r"\.visible \.entry (\w+)\(", text)
+def renamed(name: str, text: str) -> str:
+    """The PTX with the entry of the kernel of this name."""
+    entry = re.search(r"\.visible \.entry (\w+)\(", text)
     assert entry is not None, "the text has no entry"
-    renamed = re.sub(rf"\b{entry[1]}\b", f"ddtree_{name}", text)
-
-    def ptx(kernel: Kernel, arch: str = "sm_120") -> str:
-        return renamed if kernel.name == name else compiled(kernel, arch)
-
-    return mock.patch.object(Kernel, "ptx", ptx)
-
-
-def count_registers(gpu: GpuDevice, name: str) -> int:
-    """Registers per thread of a kernel that was launched."""
-    attribute = gpu._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
-    (loaded,) = [loaded for kernel, (loaded, _) in gpu._kernels.items() if kernel.name == name]
-    return int(gpu._call("cuKernelGetAttribute", attribute, int(loaded.handle), gpu.ordinal))
+    return re.sub(rf"\b{entry[1]}\b", f"ddtree_{name}", text)
 
 
 def time_text(name: str, text: str, inputs: list[Any]) -> list[dict[str, Any]]:
     """Rows of the whole step and of the kernel with this text."""
-    with with_text(name, text):
+    with with_texts({name: renamed(name, text)}):
         gpu = GpuDevice()
         found = time_pipeline(gpu, LOGITS, [gpu.array(logits) for logits in inputs], 64)
-        registers = count_registers(gpu, name)
+        registers = read_resources(gpu)[name]["registers"]
     return [{"registers": registers, **row} for row in found if row["step"] in ("draft_tree", name)]
 
 

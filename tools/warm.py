@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from pkgutil import walk_packages
@@ -16,6 +17,7 @@ import ddtree
 from ddtree.cuda import Kernel
 
 
+@cache
 def find_kernels() -> list[Kernel]:
     """Every kernel that a module has by name, alone or in a tuple; each once, in the order of their names."""
     modules = [import_module(module.name) for module in walk_packages(ddtree.__path__, "ddtree.")]
