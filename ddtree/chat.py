@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from .checkpoint import CheckpointError, is_gguf, open_gguf
+from .gguf import begin_token, ends_by_text, token_texts
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -62,16 +63,20 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind != "gpt2":
         raise CheckpointError(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' (byte-level BPE) is")
     tokenizer = _bpe(metadata)
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    tokens, kinds, ends = (
+        metadata["tokenizer.ggml.tokens"],
+        metadata["tokenizer.ggml.token_type"],
+        ends_by_text(metadata),
+    )
+    kinds = [_CONTROL if i in ends else kind for i, kind in enumerate(kinds)]
     for value, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         chosen = [token for token, kind in zip(tokens, kinds, strict=True) if kind == value]
         tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in chosen])
-    if metadata.get("tokenizer.ggml.add_bos_token"):
-        first = metadata.get("tokenizer.ggml.bos_token_id", -1)
-        if not 0 <= first < len(tokens):
-            raise CheckpointError(f"tokenizer.ggml.bos_token_id {first} is no token, but add_bos_token asks for it")
+    if (first := begin_token(metadata)) is not None:
+        if not isinstance(first, int) or not 0 <= first < len(tokens):
+            raise CheckpointError(f"tokenizer.ggml.bos_token_id {first!r} is no token, but a text begins with it")
         pieces = [(tokens[first], first)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{tokens[first]} $A", special_tokens=pieces)
+        tokenizer.post_processor = processors.TemplateProcessing(single=[tokens[first], "$A"], special_tokens=pieces)
     return tokenizer
 
 # %% ../notebooks/29_chat.ipynb #f22254e1
@@ -138,10 +143,12 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
 # %% ../notebooks/29_chat.ipynb #ed5ffda1
 @dataclass(frozen=True)
 class Chat:
-    """A chat template. source: the Jinja text. tokens: names such as "bos_token" that it may use, with their texts."""
+    """A chat template. source: the Jinja text. tokens: names such as "bos_token" that it may use, with their texts.
+    begin: what every text begins with, added where the template does not write it."""
 
     source: str
     tokens: Mapping[str, str]
+    begin: str = ""
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as one text, ready to be tokenised without further special tokens.
@@ -151,9 +158,10 @@ class Chat:
         """
         try:
             template = chat_environment().from_string(self.source)
-            return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens)
+            text = template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise CheckpointError(f"the chat template says: {error}") from None
+        return text if text.startswith(self.begin) else self.begin + text
 
 # %% ../notebooks/29_chat.ipynb #b6d28396
 def load_chat(path: str | Path) -> Chat | None:
@@ -177,13 +185,15 @@ def load_chat(path: str | Path) -> Chat | None:
 
 
 def _gguf_chat(metadata: Mapping[str, Any]) -> Chat | None:
-    """The template and special tokens in a GGUF file's metadata."""
-    template, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens", [])
+    """The template and special tokens in a GGUF file's metadata; as in llama.cpp its texts begin with the begin token,
+    whether the template says so or not."""
+    template, tokens = metadata.get("tokenizer.chat_template"), token_texts(metadata)
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
              "pad_token": "padding_token_id"}  # fmt: skip
     ids = {name: metadata.get(f"tokenizer.ggml.{key}", -1) for name, key in names.items()}
-    known = {name: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
-    return Chat(str(template), known) if template else None
+    known = {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
+    begin = known.get("bos_token", "") if begin_token(metadata) is not None else ""
+    return Chat(str(template), known, begin) if template else None
 
 # %% ../notebooks/29_chat.ipynb #549ddd5c
 MODELS = {"smollm2": Path("build", "models", "SmolLM2-135M-Instruct.Q4_1.gguf")}

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['FLOATS', 'DENSE', 'F32', 'GGUF_FAMILIES', 'CheckpointError', 'take', 'take_size', 'check_quantization', 'is_gguf',
            'load_config', 'tensor_files', 'Stored', 'catalogue', 'expected_form', 'plain_name', 'missing_names',
-           'check_names', 'read_tensors', 'load_weights', 'gguf_name', 'open_gguf', 'gguf_config', 'unpermute']
+           'check_names', 'read_tensors', 'load_weights', 'gguf_name', 'rope_divisors', 'open_gguf', 'gguf_config',
+           'unpermute']
 
 # %% ../notebooks/23_checkpoint.ipynb #7b8adf57
 from collections.abc import Mapping
@@ -234,7 +235,7 @@ def check_names(
 # %% ../notebooks/23_checkpoint.ipynb #d44acab0
 from itertools import groupby
 
-from .gguf import Gguf, read_gguf
+from .gguf import Gguf, end_tokens, read_gguf, token_texts
 from .quant import PackedInt4
 
 F32 = NDArray[np.float32]
@@ -324,6 +325,21 @@ def gguf_name(name: str) -> str:
     return f"{layer}{_GGUF_NAMES[match[2]]}.{match[3]}"
 
 # %% ../notebooks/23_checkpoint.ipynb #061cb5fa
+from .layers import Divisors
+
+_DIVISORS = "rope_freqs.weight"
+
+
+def rope_divisors(gguf: Gguf, pairs: int) -> Divisors:
+    """The divisors of the RoPE frequencies in a GGUF file. pairs: how many there must be. Raises CheckpointError if
+    there are more or fewer, or one is not positive."""
+    values = gguf.read(_DIVISORS)
+    if values.shape != (pairs,) or not (np.isfinite(values) & (values > 0)).all():
+        found = f"shape {values.shape}, smallest {values.min(initial=np.inf)}"
+        raise CheckpointError(f"{gguf.path}: {_DIVISORS} has {found}; it must be {pairs} positive numbers")
+    return Divisors(tuple(values.tolist()))
+
+# %% ../notebooks/23_checkpoint.ipynb #63f3aeb9
 _GGUF_KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -337,7 +353,6 @@ _GGUF_KEYS = {
     "vocab_size": "vocab_size",
 }
 GGUF_FAMILIES = ("llama", "qwen3")
-_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def open_gguf(path: str | Path) -> Gguf:
@@ -362,8 +377,8 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
     config = {_GGUF_KEYS[key]: value for key, value in own.items() if key in _GGUF_KEYS}
     config |= {"model_type": family, "tie_word_embeddings": "output.weight" not in gguf.tensors}
     config["attention_bias"] = "blk.0.attn_q.bias" in gguf.tensors
-    config["eos_token_id"] = [gguf.metadata[key] for key in _END_KEYS if key in gguf.metadata]
-    config.setdefault("vocab_size", len(gguf.metadata.get("tokenizer.ggml.tokens", [])))
+    config["eos_token_id"] = end_tokens(gguf.metadata)
+    config.setdefault("vocab_size", len(token_texts(gguf.metadata)))
     for key in ("embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int) or own[key] < 1:
             raise CheckpointError(f"{gguf.path}: {family}.{key} is {own.get(key)!r}; it must be a positive integer")
@@ -373,6 +388,8 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
             raise CheckpointError(f"{gguf.path}: {family}.{key} is not head_dim {dim}; such models are not supported")
     if unknown := [key for key, value in own.items() if key not in _GGUF_KEYS and value not in (0, "none", False)]:
         raise CheckpointError(f"{gguf.path}: {family}.{unknown[0]} = {own[unknown[0]]!r} is not supported")
+    if family == "llama" and _DIVISORS in gguf.tensors:
+        config["rope_divisors"] = rope_divisors(gguf, dim // 2)
     return config
 
 # %% ../notebooks/23_checkpoint.ipynb #dbc837c5

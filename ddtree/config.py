@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .checkpoint import CheckpointError, take, take_size
-from .layers import Llama3, Rope, Yarn
+from .layers import Divisors, Llama3, Rope, Yarn
 from .moe import Routing
 
 
@@ -56,7 +56,8 @@ def read_rope(config: Mapping[str, Any], dim: int, interleaved: bool = False) ->
     keys = rope_keys(config)
     theta = take(keys, "rope_theta", float, 10_000.0)
     if keys["rope_type"] == "default":
-        return Rope(dim, theta, interleaved=interleaved)
+        divisors = config.get("rope_divisors")  # of a GGUF file
+        return Rope(dim, theta, divisors if isinstance(divisors, Divisors) else None, interleaved=interleaved)
     factor = take(keys, "factor", float)
     original = take_size(keys, "original_max_position_embeddings", config.get("max_position_embeddings"))
     if keys["rope_type"] == "llama3":
@@ -158,6 +159,7 @@ def read_common(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `ModelConfig` that every family writes alike. Raises CheckpointError."""
     refuse(config, {"hidden_act": ("silu",)})
     tied = take(config, "tie_word_embeddings", bool, False)
+    unused = [*(["lm_head.weight"] if tied else []), *(["rope_freqs.weight"] if "rope_divisors" in config else [])]
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {
         **{key: take_size(config, key) for key in sizes},
@@ -166,7 +168,7 @@ def read_common(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": tied,
         "eos_token_ids": read_end_tokens(config, take_size(config, "vocab_size")),
         "attention_bias": take(config, "attention_bias", bool, False),
-        "skip": ("layers.*.self_attn.rotary_emb.inv_freq", *(["lm_head.weight"] if tied else [])),
+        "skip": ("layers.*.self_attn.rotary_emb.inv_freq", *unused),
     }
 
 # %% ../notebooks/24_config.ipynb #9abc6ce4

@@ -1,22 +1,30 @@
 import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from ddtree import checkpoint
-from ddtree.check import assert_equal
+from ddtree.check import assert_close, assert_equal
 from ddtree.checkpoint import (
     CheckpointError,
     catalogue,
+    gguf_config,
+    gguf_name,
     load_config,
     load_weights,
     read_tensors,
     take,
 )
+from ddtree.config import model_shapes, read_config
+from ddtree.gguf import Gguf
+from ddtree.kdtr import load
+from ddtree.layers import Llama3, Rope, rope_frequencies
 from ddtree.models import Model
 from ddtree.quant import PackedInt4, pack_weight
-from gguf_writer import llama_as_gguf, permuted, write_gguf
+from gguf_writer import HALVES, PARTS, Blocks, llama_as_gguf, permuted, write_gguf
 from memory import numbers_from
 from random_models import FIXTURES
 
@@ -408,6 +416,124 @@ def test_a_kimi_with_packed_experts_gives_the_logits_of_its_dequantised_twin(tmp
 def test_a_llama_gives_the_same_logits_from_a_folder_and_from_gguf(tmp_path):
     llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf")
     assert_equal(logits_of(tmp_path / "x.gguf")[0], logits_of(NANO / "llama_nano")[0], name="logits")
+
+
+WIDE_FACTS = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 256,
+    "llama.feed_forward_length": 256,
+    "llama.block_count": 1,
+    "llama.context_length": 512,
+    "llama.attention.head_count": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 99,
+}
+WIDE = read_config(gguf_config(Gguf(Path("wide.gguf"), WIDE_FACTS, {}, memoryview(b""))))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_a_split_gguf_is_the_same_model_from_any_of_its_parts(tmp_path, parts):
+    expected = logits_of(NANO / "llama_nano")[0]
+    paths = llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf", parts=parts)
+    for path in {paths[0], paths[-1]}:
+        assert_equal(logits_of(path)[0], expected, name=f"logits from {path.name}")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_split_gguf_without_one_of_its_parts_is_one_line_that_names_it(tmp_path, lost):
+    paths = llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf", parts=3)
+    paths[lost].unlink()
+    with pytest.raises(CheckpointError, match=rf"one of 3 parts; beside it there is no {paths[lost].name}$") as caught:
+        Model.load(paths[lost - 1])
+    assert "\n" not in str(caught.value)
+
+
+LLAMA_3_RECIPES = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (8.0, 1.0, 4.0, 64), (4.0, 2.0, 8.0, 500)]
+
+
+def converted_divisors(theta, dim, factor, low, high, original):
+    """`rope_freqs.weight` as llama.cpp's converter computes it from the recipe of Llama 3.1, by wavelength."""
+    wavelength = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
+    smooth = (original / wavelength - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(wavelength < original / high, 1, np.where(wavelength > original / low, factor, between))
+    return divisors.astype(np.float32)
+
+
+def test_a_llama_3_gguf_gives_the_logits_that_transformers_gives_its_folder(tmp_path):
+    # the recipe is in the folder's config, its divisors in the file; 1e-4 as for the folder itself
+    record = load(NANO / "llama3_rope_nano" / "expected.kdtr")
+    divisors = converted_divisors(500_000.0, 16, 8.0, 1.0, 4.0, 64)
+    assert {1.0, 8.0} < set(divisors.tolist())  # fast pairs, slow ones, and one between
+    llama_as_gguf(NANO / "llama3_rope_nano", tmp_path / "x.gguf", more={"rope_freqs.weight": divisors})
+    model, ids = Model.load(tmp_path / "x.gguf"), record["input_ids"]
+    logits = model.forward(ids, np.arange(len(ids)) - 1, model.new_cache()).logits
+    assert_close(logits, record["logits"], atol=1e-4, name="logits")
+    llama_as_gguf(NANO / "llama3_rope_nano", tmp_path / "plain.gguf")
+    model = Model.load(tmp_path / "plain.gguf")
+    without = model.forward(ids, np.arange(len(ids)) - 1, model.new_cache()).logits
+    assert np.abs(without - record["logits"]).max() > 1e-3  # so the comparison can fail
+
+
+@pytest.mark.parametrize("recipe", LLAMA_3_RECIPES)
+def test_stored_divisors_stand_for_the_recipe(tmp_path, recipe):
+    divisors = converted_divisors(10_000.0, 12, *recipe)
+    gguf_file(tmp_path / "x.gguf", extra={"rope_freqs.weight": divisors})
+    rope = read_config(load_config(tmp_path / "x.gguf")).rope
+    by_recipe = rope_frequencies(Rope(12, 10_000.0, Llama3(*recipe[:3], recipe[3])))
+    assert_close(rope_frequencies(rope), by_recipe, atol=0, rtol=1e-5, name="frequencies")
+    assert_equal(rope_frequencies(rope), rope_frequencies(Rope(12, 10_000.0)) / divisors, name="divided")
+
+
+@pytest.mark.parametrize(
+    ("divisors", "message"),
+    [
+        (np.ones(5), r"rope_freqs\.weight has shape \(5,\), smallest 1\.0; it must be 6 positive numbers"),
+        (np.ones((6, 1)), r"shape \(6, 1\)"),
+        (np.array([1, 1, 1, 1, 1, 0]), r"shape \(6,\), smallest 0\.0"),
+        (np.array([1, 1, 1, 1, 1, -8]), r"smallest -8\.0"),
+        (np.array([1, 1, 1, 1, 1, np.nan]), r"smallest nan"),
+        (np.array([1, 1, 1, 1, 1, np.inf]), r"it must be 6 positive numbers"),
+    ],
+)
+def test_divisors_that_cannot_be_are_refused_by_the_tensors_name(tmp_path, divisors, message):
+    gguf_file(tmp_path / "x.gguf", extra={"rope_freqs.weight": divisors.astype(np.float32)})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_config(tmp_path / "x.gguf")
+    assert "x.gguf" in str(caught.value)
+
+
+def test_a_family_without_divisors_does_not_swallow_them(tmp_path):
+    facts = {key.replace("llama.", "qwen3."): value for key, value in LLAMA.items()}
+    gguf_file(tmp_path / "x.gguf", facts | {"general.architecture": "qwen3"}, {"rope_freqs.weight": np.ones(6)})
+    with pytest.raises(CheckpointError, match=r"extra rope_freqs\.weight \(6,\)"):
+        Model.load(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    "pair", [("Q4_K", "Q6_K"), ("Q5_K", "Q5_0"), ("IQ4_XS", "IQ4_NL"), ("Q2_K", "Q3_K")], ids="-".join
+)
+def test_a_quantised_gguf_gives_the_logits_of_its_dequantised_twin(tmp_path, pair):
+    # random blocks of two types, read as such and as the float32 that the gguf package makes of them
+    package = pytest.importorskip("gguf", reason="the gguf package is the second opinion here")
+    rng, packed, twin = np.random.default_rng(5), {}, {}
+    for name, shape in model_shapes(WIDE).items():
+        twin[name] = packed[name] = rng.standard_normal(shape, dtype=np.float32) / 16
+        if ".mlp." in name:
+            kind = package.GGMLQuantizationType[pair[".down" in name]]
+            values, size = package.GGML_QUANT_SIZES[kind]
+            blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), dtype=np.uint8)
+            for at in HALVES[kind.name]:
+                blocks[:, :, at : at + 2] = np.array([1e-4], np.float16).view(np.uint8)
+            packed[name] = Blocks(kind.value, shape, blocks.tobytes())
+            twin[name] = package.dequantize(blocks.reshape(shape[0], -1), kind)
+    for which, tensors in (("packed", packed), ("twin", twin)):
+        named = {f"blk.0.{part}.weight": tensors[gguf_name(f"blk.0.{part}.weight")] for part in PARTS}
+        named |= {f"{part}.weight": tensors[gguf_name(f"{part}.weight")] for part in ("token_embd", "output_norm")}
+        write_gguf(tmp_path / f"{which}.gguf", WIDE_FACTS, named)
+    logits = [logits_of(tmp_path / f"{which}.gguf")[0] for which in ("packed", "twin")]
+    assert np.isfinite(logits[0]).all() and np.ptp(logits[0]) > 0.1
+    assert_equal(logits[0], logits[1], name="logits")
 
 
 @pytest.mark.parametrize(("value", "kind"), [(True, int), ("3", int), (3.5, int), (None, int), (1, bool), ("x", float)])

@@ -103,6 +103,34 @@ def test_a_gguf_file_is_a_model_and_its_template_frames_the_prompt(asked, option
     assert asking["token_ids"] == framed["token_ids"] != raw["token_ids"]
 
 
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_text_ends_at_a_token_that_is_called_an_end_in_a_gguf_file(tmp_path, end):
+    # a token that plain decoding gives is called an end, while the key names another one
+    def generate(ending=None):
+        tokens = sorted(ByteLevel.alphabet())[:199]
+        if ending is not None:
+            tokens[ending] = end
+        facts = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3 if token in ENDS else 1 for token in tokens],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 198,
+        }
+        llama_as_gguf(FIXTURES / "models" / "llama_nano", tmp_path / "x.gguf", facts)
+        options = ["--prompt", "hi", "--max-new-tokens", "6", "--temperature", "9", "--seed", "1", "--json"]
+        return json.loads(run("generate", "--model", str(tmp_path / "x.gguf"), *options).stdout)
+
+    endless = generate()["token_ids"]
+    third = next(i for i, token in enumerate(endless) if token not in endless[:i] and i >= 2)
+    ended = generate(endless[third])
+    assert ended["token_ids"] == endless[: third + 1] and ended["stopped"]
+
+
 def test_bench_measures_a_model_without_a_drafter(asked, tmp_path):
     (tmp_path / "prompt.txt").write_text("hi")
     arguments = ["--prompt-file", str(tmp_path / "prompt.txt"), "--max-new-tokens", "4", "--repeats", "2"]
