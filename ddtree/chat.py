@@ -38,8 +38,10 @@ def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 # %% ../notebooks/29_chat.ipynb #c62d36d7
 def _bpe(metadata: Mapping[str, Any]) -> Tokenizer:
     """Vocabulary and merges of the metadata of a GGUF file, cut into words as it says."""
-    tokens, merges, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type"))
-    if not (tokens and kinds and len(set(tokens)) == len(tokens) == len(kinds)) or merges is None:
+    tokens = token_texts(metadata)
+    merges, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("merges", "token_type"))
+    known = tokens and isinstance(kinds, list) and len({*tokens}) == len(tokens) == len(kinds)
+    if not known or not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise CheckpointError("tokenizer.ggml.tokens, merges and token_type must be there, without a token twice")
     name = str(metadata.get("tokenizer.ggml.pre"))
     vocabulary = {token: i for i, token in enumerate(tokens)}

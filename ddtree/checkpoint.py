@@ -382,6 +382,8 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
     for key in ("embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int) or own[key] < 1:
             raise CheckpointError(f"{gguf.path}: {family}.{key} is {own.get(key)!r}; it must be a positive integer")
+    if isinstance(layers := own.get("block_count"), int) and layers > len(gguf.tensors):
+        raise CheckpointError(f"{gguf.path}: {family}.block_count is {layers}; it has only {len(gguf.tensors)} tensors")
     dim = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for key in ("rope.dimension_count", "attention.value_length"):
         if own.pop(key, dim) != dim:

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ddtree import checkpoint
+from ddtree.chat import load_chat, load_tokenizer
 from ddtree.check import assert_close, assert_equal
 from ddtree.checkpoint import (
     CheckpointError,
@@ -345,6 +346,7 @@ def test_a_gguf_head_of_its_own_and_biases_are_seen(tmp_path):
         ({"llama.embedding_length": None}, r"llama\.embedding_length is None; it must be a positive integer"),
         ({"llama.attention.head_count": [3, 3]}, r"llama\.attention\.head_count is \[3, 3\]"),
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
+        ({"llama.block_count": 2**31}, r"llama\.block_count is 2147483648; it has only 6 tensors"),
         ({"llama.rope.dimension_count": 6}, r"llama\.rope\.dimension_count is not head_dim 12"),
         ({"llama.attention.value_length": 6}, r"llama\.attention\.value_length is not head_dim 12"),
         ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn' is not supported"),
@@ -418,6 +420,15 @@ def test_a_llama_gives_the_same_logits_from_a_folder_and_from_gguf(tmp_path):
     assert_equal(logits_of(tmp_path / "x.gguf")[0], logits_of(NANO / "llama_nano")[0], name="logits")
 
 
+OF_TOKENIZER = {
+    "model": "gpt2",
+    "pre": "llama-bpe",
+    "token_type": [1, 1, 1],
+    "merges": [],
+    "bos_token_id": 0,
+    "add_bos_token": True,
+    "padding_token_id": 1,
+}
 WIDE_FACTS = {
     "general.architecture": "llama",
     "llama.embedding_length": 256,
@@ -428,7 +439,7 @@ WIDE_FACTS = {
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
     "llama.vocab_size": 99,
 }
-WIDE = read_config(gguf_config(Gguf(Path("wide.gguf"), WIDE_FACTS, {}, memoryview(b""))))
+WIDE = read_config(gguf_config(Gguf(Path("wide.gguf"), WIDE_FACTS, dict.fromkeys(PARTS), memoryview(b""))))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7])
@@ -446,6 +457,24 @@ def test_a_split_gguf_without_one_of_its_parts_is_one_line_that_names_it(tmp_pat
     with pytest.raises(CheckpointError, match=rf"one of 3 parts; beside it there is no {paths[lost].name}$") as caught:
         Model.load(paths[lost - 1])
     assert "\n" not in str(caught.value)
+
+
+MUTATED = (None, 0, 3, 2**31, True, 1.5, math.nan, "x", "", [], [1, 2], ["a"])
+
+
+@pytest.mark.parametrize("key", [*LLAMA, *(f"tokenizer.ggml.{key}" for key in OF_TOKENIZER), "tokenizer.chat_template"])
+def test_a_gguf_key_of_another_kind_is_one_clear_error_or_harmless(tmp_path, key):
+    # None: the key is gone. Whatever is read afterwards, nothing but a CheckpointError comes out
+    facts = LLAMA | {f"tokenizer.ggml.{key}": value for key, value in OF_TOKENIZER.items()}
+    facts |= {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    for value in MUTATED:
+        mutated = {name: other for name, other in (facts | {key: value}).items() if other is not None}
+        gguf_file(tmp_path / "x.gguf", mutated, {"rope_freqs.weight": np.ones(6, np.float32)})
+        for read in (Model.load, load_tokenizer, load_chat):
+            try:
+                read(tmp_path / "x.gguf")
+            except CheckpointError as error:
+                assert "x.gguf" in str(error) or "config.json" in str(error)
 
 
 LLAMA_3_RECIPES = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (8.0, 1.0, 4.0, 64), (4.0, 2.0, 8.0, 500)]
