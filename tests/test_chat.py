@@ -259,7 +259,7 @@ HI = [{"role": "user", "content": "Hi <b>é</b>!"}]
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% generation %}a{{ 1 + 1 }}{% endgeneration %}b", "a2b"),
         ("{{ bos_token }}{% if add_generation_prompt %}>{% endif %}{{ nothing }}", "<s>>"),
-        ("{{ strftime_now('%Y') | length }}{% if tools is defined %}t{% endif %}", "4"),
+        ("{{ strftime_now('%Y') | length }}{% if tools is defined %}t{% endif %}", "4t"),  # defined, and none
     ],
 )
 def test_templates_mean_what_they_mean_to_transformers(template, text):

@@ -107,6 +107,40 @@ def test_a_damaged_index_is_an_error(folder, index):
         load_weights(folder, SHAPES, "model.")
 
 
+def two_models(folder, old):
+    """`model.safetensors` beside what is left of an older model: its index, its parts, or both."""
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, folder / "model.safetensors")
+    part, other = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    if "parts" in old:
+        save_file({"a": np.zeros((2, 3), np.float32)}, folder / part)
+        save_file({"b": np.zeros(4, np.float32)}, folder / other)
+    if "index" in old:
+        index = {"weight_map": {"a": part, "b": "model.safetensors" if "mixed" in old else other}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("old", [("index", "parts"), ("index",), ("parts",), ("index", "parts", "mixed")])
+def test_an_older_model_left_beside_the_weights_is_refused_not_chosen(tmp_path, old):
+    two_models(tmp_path, old)
+    with pytest.raises(CheckpointError, match=r"has model\.safetensors and .*these are two models") as caught:
+        load_weights(tmp_path, SHAPES)
+    assert "model-00001-of-00002.safetensors" in str(caught.value)
+
+
+def test_an_index_that_lists_only_the_one_file_is_no_second_model(tmp_path):
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, tmp_path / "model.safetensors")
+    index = {"weight_map": dict.fromkeys("ab", "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert sorted(load_weights(tmp_path, SHAPES)) == ["a", "b"]
+
+
+def test_parts_without_their_index_are_named(tmp_path):
+    two_models(tmp_path, ("parts",))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"but model-00001-of-00002\.safetensors without model\."):
+        load_weights(tmp_path, SHAPES)
+
+
 def test_a_tensor_in_two_shards_is_an_error(tmp_path):
     for part in "12":
         save_file({"a": np.ones((2, 3), np.float32)}, tmp_path / f"model-{part}.safetensors")
@@ -143,6 +177,13 @@ def test_a_config_that_is_no_json_object_is_an_error(tmp_path, file, text):
     (tmp_path / file).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(CheckpointError, match=rf"/{file} "):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"eos_token_id": null}', '{"eos_token_id": null, "do_sample": true}'])
+def test_a_generation_config_without_end_tokens_leaves_those_of_the_config(tmp_path, text):
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
+    (tmp_path / "generation_config.json").write_text(text)
+    assert load_config(tmp_path) == {"eos_token_id": 1}
 
 
 def test_end_tokens_come_from_the_generation_config_where_there_is_one(tmp_path):
@@ -231,12 +272,26 @@ def test_a_packed_matrix_that_is_not_whole_is_refused(tmp_path, packed, change, 
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "weight"}}}}, "actorder = 'weight'"),
         ({"config_groups": {"g": {"weights": None}}}, "num_bits = None"),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "input_activations": {"a": 1}}}}, "input_activations"),
+        ({"transform_config": {"R1": {"type": "hadamard"}}}, r"quantization_config\.transform_config = "),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "rotate": True}}}, r"groups\.g\.rotate = True"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"zero_point": 8}}}}, r"weights\.zero_point = 8"),
     ],
 )
 def test_a_quantisation_that_cannot_be_read_is_refused_by_key(tmp_path, change, message, inside):
     found = {"quantization_config": PACKED_CONFIG | change}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": found} if inside else found))
     with pytest.raises(CheckpointError, match=message):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], True])
+@pytest.mark.parametrize("key", ["text_config", "quantization_config", "config_groups", "g", "weights"])
+def test_a_part_of_the_quantisation_that_is_no_object_is_refused_by_key(tmp_path, key, value):
+    config = GROUP_WEIGHTS
+    for name in ("weights", "g", "config_groups", "quantization_config", "text_config"):
+        config = {**(PACKED_CONFIG if name == "config_groups" else {}), name: value if name == key else config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{key} is .*; it must be dict"):
         load_config(tmp_path)
 
 
@@ -569,6 +624,13 @@ def test_a_quantised_gguf_gives_the_logits_of_its_dequantised_twin(tmp_path, pai
 def test_take_refuses_another_kind(value, kind):
     with pytest.raises(CheckpointError, match=r"config\.json: key is"):
         take({"key": value}, "key", kind)
+
+
+def test_null_is_like_no_key():
+    assert take({"rms_norm_eps": None}, "rms_norm_eps", float, 1e-6) == 1e-6 == take({}, "rms_norm_eps", float, 1e-6)
+    assert take({"rope_interleave": None}, "rope_interleave", bool, True) is True
+    with pytest.raises(CheckpointError, match="hidden_size is missing"):
+        take({"hidden_size": None}, "hidden_size", int)
 
 
 def test_take_reads_an_integer_as_a_float():
