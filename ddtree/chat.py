@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from .checkpoint import CheckpointError, is_gguf, open_gguf
+from .gguf import begin_token, ends_by_text, token_texts
 from .tokenizer import folder_tokenizer
 
 _WORDS = (
@@ -131,7 +132,7 @@ def load_chat(path: str | Path) -> Chat | None:
         raise CheckpointError(f"{path}: tokenizer_config.json or chat_template.jinja is damaged: {error}") from None
     if not templates.get("default"):
         return None
-    return Chat(templates["default"], roles, templates.get("tool_use"))
+    return Chat(templates["default"], roles, tool_use=templates.get("tool_use"))
 
 
 def _gguf_chat(metadata: Mapping[str, Any]) -> Chat | None:

@@ -6,7 +6,7 @@
 __all__ = ['LARGEST', 'FLOATS', 'DENSE', 'F32', 'GGUF_FAMILIES', 'CheckpointError', 'take', 'take_size', 'check_quantization',
            'is_gguf', 'load_config', 'json_object', 'index_files', 'tensor_files', 'Stored', 'catalogue',
            'expected_form', 'plain_name', 'missing_names', 'check_names', 'read_tensors', 'check_counts',
-           'find_weights', 'load_weights', 'gguf_name', 'open_gguf', 'gguf_config', 'unpermute']
+           'find_weights', 'load_weights', 'gguf_name', 'rope_divisors', 'open_gguf', 'gguf_config', 'unpermute']
 
 # %% ../notebooks/23_checkpoint.ipynb #7b8adf57
 from collections.abc import Mapping
@@ -442,6 +442,8 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
     for key in ("embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int) or own[key] < 1:
             raise CheckpointError(f"{gguf.path}: {family}.{key} is {own.get(key)!r}; it must be a positive integer")
+    if isinstance(layers := own.get("block_count"), int) and layers > len(gguf.tensors):
+        raise CheckpointError(f"{gguf.path}: {family}.block_count is {layers}; it has only {len(gguf.tensors)} tensors")
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     dim = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for key in ("rope.dimension_count", "attention.value_length"):

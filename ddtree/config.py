@@ -241,6 +241,7 @@ def read_common(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `ModelConfig` that every family writes alike. Raises CheckpointError."""
     refuse(config, {"hidden_act": ("silu",)})
     tied = take(config, "tie_word_embeddings", bool, False)
+    unused = [*(["lm_head.weight"] if tied else []), *(["rope_freqs.weight"] if "rope_divisors" in config else [])]
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
     return {
         **{key: take_size(config, key) for key in sizes},

@@ -74,10 +74,12 @@ def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Chat:
     """A chat template. source: the Jinja text. tokens: names such as "bos_token" that it may use, with their texts.
-    tool_use: another text that takes its place where tools are given, None if there is none."""
+    begin: what every text begins with, added where the template does not write it. tool_use: another Jinja text that
+    takes the place of `source` where tools are given, None if there is none."""
 
     source: str
     tokens: Mapping[str, str]
+    begin: str = ""
     tool_use: str | None = None
 
     def render(
@@ -100,11 +102,12 @@ class Chat:
         try:
             plain = [template_message(message) for message in messages]
             template = chat_environment().from_string(source)
-            return template.render(messages=plain, add_generation_prompt=add_generation_prompt, **context)
+            text = template.render(messages=plain, add_generation_prompt=add_generation_prompt, **context)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise CheckpointError(f"the chat template says: {error}") from None
         except RecursionError:
             raise CheckpointError("the chat template calls itself without end") from None
+        return text if text.startswith(self.begin) else self.begin + text
 
     def names(self) -> set[str]:
         """The names of its context that the template looks at. Raises CheckpointError if it is damaged."""

@@ -82,7 +82,7 @@ def test_an_argument_goes_before_a_special_token_of_its_name():
 def test_the_names_that_a_template_looks_at_are_known():
     assert Chat(THINK, {}).names() == {"messages", "enable_thinking"}
     assert Chat("{% set x = 1 %}{{ x }}{{ strftime_now('%Y') }}{{ range(2) }}", {}).names() == set()
-    assert Chat("a", {}, "{{ tools }}").names() == {"tools"}
+    assert Chat("a", {}, tool_use="{{ tools }}").names() == {"tools"}
     with pytest.raises(CheckpointError, match="the chat template says"):
         Chat("{% if %}", {}).names()
 
