@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'PromptOption', 'FileOption', 'JsonOption',
            'BudgetOption', 'LimitOption', 'StopOption', 'TemperatureOption', 'TopKOption', 'TopPOption', 'SeedOption',
-           'CompareOption', 'RawOption', 'bench_app', 'kernels_app', 'FolderOption', 'version', 'say', 'said_plainly',
-           'model_folders', 'progress_bar', 'load_engine', 'read_prompt', 'encode_prompt', 'choose_budget',
-           'TextStream', 'stop_at', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate', 'run_round',
-           'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command', 'bench_tree_command',
-           'kernels_build', 'kernels_check', 'env', 'main']
+           'CompareOption', 'RawOption', 'TemplateOption', 'bench_app', 'kernels_app', 'FolderOption', 'version', 'say',
+           'said_plainly', 'model_folders', 'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt',
+           'encode_prompt', 'choose_budget', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate',
+           'run_round', 'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command',
+           'bench_tree_command', 'kernels_build', 'kernels_check', 'env', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -55,6 +55,14 @@ def said_plainly() -> Iterator[None]:
     except (CheckpointError, TypeError, ValueError, OSError, ImportError, RuntimeError) as error:
         say(f"ddtree: {error}", style="red")
         raise typer.Exit(2) from None
+    except MemoryError as error:
+        say(f"ddtree: not enough memory for this: {error}", style="red")
+        raise typer.Exit(2) from None
+    except Exception as error:
+        if type(error) is not Exception:  # a fault of this program: its traceback is worth seeing
+            raise
+        say(f"ddtree: the tokenizer says: {error}", style="red")
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -87,9 +95,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from tokenizers import Tokenizer
 
 from .chat import load_tokenizer
-from .checkpoint import load_config
-from .config import model_shapes, read_config
-from .engine import Engine
+from .engine import Engine, EngineFiles, check_engine
 
 
 def progress_bar() -> Progress:
@@ -98,13 +104,22 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
-def load_engine(target: Path, draft: Path | None) -> tuple[Engine, Tokenizer]:
-    """Load a target, its drafter and its tokenizer, with a progress bar on a terminal."""
-    total = len(model_shapes(read_config(load_config(target))))
+def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, Tokenizer]:
+    """Check a target and its drafter, and read the tokenizer. No weight is read."""
+    return check_engine(target, draft), load_tokenizer(target)
+
+
+def read_models(files: EngineFiles) -> Engine:
+    """Read the weights of models that were checked, with a progress bar on a terminal."""
     with progress_bar() as progress:
-        task = progress.add_task("loading", total=total)
-        engine = Engine.load(target, draft, progress=lambda name: progress.advance(task))
-    return engine, load_tokenizer(target)
+        task = progress.add_task("loading", total=files.tensors)
+        return files.read(lambda name: progress.advance(task))
+
+
+def load_engine(target: Path, draft: Path | None) -> tuple[Engine, Tokenizer]:
+    """Load a target, its drafter and its tokenizer: `open_models`, then `read_models`."""
+    files, tokenizer = open_models(target, draft)
+    return read_models(files), tokenizer
 
 # %% ../notebooks/40_cli.ipynb #28d7641b
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -121,15 +136,31 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         raise ValueError(f"the prompt {prompt_file or ''} is not UTF-8 text: {error}") from None
 
 # %% ../notebooks/40_cli.ipynb #9ac156dc
+from collections.abc import Mapping
+from typing import Any
+
 from .chat import load_chat
 
 
-def encode_prompt(target: Path, tokenizer: Tokenizer, text: str, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: a user's message in the chat template, or the text itself if there is none or `raw`."""
+def encode_prompt(
+    target: Path, tokenizer: Tokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Token ids of a prompt: a user's message in the chat template, or the text itself if there is none or `raw`.
+
+    arguments: for the template, e.g. {"enable_thinking": False}. Raises ValueError if there is no template for them.
+    """
     chat = None if raw else load_chat(target)
     if chat is None:
+        if arguments:
+            reason = "--raw leaves the chat template out" if raw else f"{target} has no chat template"
+            raise ValueError(f"--template-arg {', '.join(arguments)} would change nothing: {reason}")
         return list(tokenizer.encode(text).ids)
-    return list(tokenizer.encode(chat.render([{"role": "user", "content": text}]), add_special_tokens=False).ids)
+    known = {"add_generation_prompt", "tools", "documents", *chat.names()}
+    if idle := [key for key in arguments or {} if key not in known]:
+        names = ", ".join(sorted(known - chat.tokens.keys()))
+        say(f"ddtree: the chat template does not look at {', '.join(idle)}; it knows {names}", style="yellow")
+    rendered = chat.render([{"role": "user", "content": text}], **(arguments or {}))
+    return list(tokenizer.encode(rendered, add_special_tokens=False).ids)
 
 
 def choose_budget(budget: int | None, draft: Path | None) -> int:
@@ -140,52 +171,14 @@ def choose_budget(budget: int | None, draft: Path | None) -> int:
     return 16 if budget is None else budget
 
 # %% ../notebooks/40_cli.ipynb #43c41a8b
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers.decoders import DecodeStream
 
 from .engine import Stop
-
-
-class TextStream:
-    """Writes tokens as text to standard output, whole characters only."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._stream, self._ids, self._written = (
-            tokenizer,
-            DecodeStream(skip_special_tokens=True),
-            list[int](),
-            "",
-        )
-
-    def write(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
-        """Write what the tokens complete."""
-        for token in tokens:
-            self._ids.append(int(token))
-            if piece := self._stream.step(self._tokenizer, int(token)):
-                self._written += piece
-                sys.stdout.write(piece)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        """Write an unfinished last character as the tokenizer renders it, and end the line."""
-        rest = self._tokenizer.decode(self._ids)[len(self._written) :]
-        sys.stdout.write(rest if (self._written + rest).endswith("\n") else rest + "\n")
-        sys.stdout.flush()
-
-
-def stop_at(texts: Sequence[str], tokenizer: Tokenizer) -> Stop | None:
-    """The stop rule for texts: True once one of them stands in the continuation's end. None for no texts."""
-    if "" in texts:
-        raise ValueError("--stop needs a text; the empty one would stop at once")
-    reach = max((len(text.encode()) for text in texts), default=0) + 4
-    return (lambda ids: any(text in tokenizer.decode(ids[-reach:]) for text in texts)) if texts else None
+from .stream import TextStream as TextStream
+from .stream import stop_at as stop_at
 
 # %% ../notebooks/40_cli.ipynb #e96b6618
-from typing import Any
-
 from .engine import Result
 
 
@@ -255,6 +248,12 @@ TopPOption = Annotated[float, typer.Option("--top-p", help="Sample among the mos
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling; greedy output has none.")]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Run plain decoding too and compare.")]
 RawOption = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg", help="key=value for the chat template, e.g. enable_thinking=false; may be repeated."
+    ),
+]
 
 # %% ../notebooks/40_cli.ipynb #615972a2
 from functools import partial
@@ -297,6 +296,9 @@ def compare_plain(engine: Engine, ids: list[int], limit: int, sampling: Sampling
 # %% ../notebooks/40_cli.ipynb #41ae06ce
 import json
 
+from .engine import check_request
+from .template import read_arguments
+
 
 @app.command()
 def generate(
@@ -314,16 +316,19 @@ def generate(
     seed: SeedOption = 0,
     compare: CompareOption = False,
     raw: RawOption = False,
+    template_arg: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer or continue a prompt, streaming text as it is accepted; ends with a short report."""
     with said_plainly():
         sampling = Sampling(temperature, top_k, top_p, seed)
-        text = read_prompt(prompt, prompt_file)
+        text, arguments = read_prompt(prompt, prompt_file), read_arguments(template_arg or [])
         folder, drafter = model_folders(model, target, draft)
+        files, tokenizer = open_models(folder, drafter)
+        ids, rule = encode_prompt(folder, tokenizer, text, raw, arguments), stop_at(stop or [], tokenizer)
         nodes = choose_budget(budget, drafter)
-        engine, tokenizer = load_engine(folder, drafter)
-        ids, rule = encode_prompt(folder, tokenizer, text, raw), stop_at(stop or [], tokenizer)
+        check_request(files.target, files.drafter, ids, nodes, max_new_tokens)
+        engine = read_models(files)
         stream = None if as_json else TextStream(tokenizer)
         result = run_streaming(engine, ids, max_new_tokens, nodes, sampling, rule, stream)
         plain = compare_plain(engine, ids, max_new_tokens, sampling, rule) if compare else None
@@ -339,7 +344,7 @@ def generate(
 from itertools import islice
 
 from .draw import tree_svg, tree_text
-from .engine import GREEDY, Round, Text, check_request, decode
+from .engine import GREEDY, Round, Text, decode
 
 
 def run_round(engine: Engine, ids: list[int], budget: int, number: int) -> Round:
@@ -377,6 +382,8 @@ def tree(
     prompt_file: FileOption = None,
     budget: Annotated[int, typer.Option(min=1, help="Nodes of the tree besides its root.")] = 16,
     round_number: Annotated[int, typer.Option("--round", min=1, help="Which round's tree.")] = 1,
+    raw: RawOption = False,
+    template_arg: TemplateOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write SVG here instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -384,10 +391,12 @@ def tree(
     with said_plainly():
         if output is not None and as_json:
             raise ValueError("give --output for SVG or --json, not both")
-        text = read_prompt(prompt, prompt_file)
+        text, arguments = read_prompt(prompt, prompt_file), read_arguments(template_arg or [])
         folder, drafter = model_folders(model, target, draft)
-        engine, tokenizer = load_engine(folder, drafter)
-        step = run_round(engine, encode_prompt(folder, tokenizer, text), budget, round_number)
+        files, tokenizer = open_models(folder, drafter)
+        ids = encode_prompt(folder, tokenizer, text, raw, arguments)
+        check_request(files.target, files.drafter, ids, budget, 1)
+        step = run_round(read_models(files), ids, budget, round_number)
         label = token_label(tokenizer)
         if output is not None:
             output.write_text(tree_svg(step.tree, step.accepted, step.bonus, label), encoding="utf-8")
@@ -425,6 +434,7 @@ def bench_engine_command(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens for each prompt.")] = 96,
     repeats: Annotated[int, typer.Option(min=2, help="Runs of everything.")] = 5,
+    template_arg: TemplateOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON here too.")] = None,
 ) -> None:
     """Time plain and tree decoding over prompts; refuses to give a speed if their tokens differ."""
@@ -433,9 +443,13 @@ def bench_engine_command(
             raise ValueError("give at least one prompt with --prompt-file FILE")
         folder, drafter = model_folders(model, target, draft)
         sizes = budgets or ([8, 15, 64, 256] if drafter else [])
-        engine, tokenizer = load_engine(folder, drafter)
+        texts, arguments = [read_prompt(None, path) for path in prompt_files], read_arguments(template_arg or [])
+        files, tokenizer = open_models(folder, drafter)
+        prompts = [encode_prompt(folder, tokenizer, text, arguments=arguments) for text in texts]
+        for ids in prompts:
+            check_request(files.target, files.drafter, ids, max(sizes, default=0), max_new_tokens)
+        engine = read_models(files)
         memory = {"after_loading_mib": peak_memory()}
-        prompts = [encode_prompt(folder, tokenizer, read_prompt(None, path)) for path in prompt_files]
         with progress_bar() as bar:
             task = bar.add_task("measuring", total=repeats * len(prompts) * (1 + len(sizes)))
             rows = bench_engine(engine, prompts, sizes, max_new_tokens, repeats, lambda: bar.advance(task))

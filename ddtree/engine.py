@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['F32', 'I64', 'Stop', 'LARGEST_BUDGET', 'root_only', 'best_tree', 'Round', 'Text', 'decode', 'Result', 'run_to_end',
-           'check_request', 'Engine']
+           'check_request', 'EngineFiles', 'check_engine', 'Engine']
 
 # %% ../notebooks/27_engine.ipynb #b694414d
 import time
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checkpoint import CheckpointError
-from .dflash import Drafter
-from .models import Model, prefill
+from .dflash import Drafter, DraftFiles, check_drafter, draft_shapes
+from .models import Model, ModelFiles, check_model, prefill, read_model_weights
 from .sampling import GREEDY as GREEDY
 from .sampling import Sampling as Sampling
 from .sampling import check_count as check_count
@@ -161,9 +161,16 @@ LARGEST_BUDGET = 16_384  # a verification mask of that many nodes is 256 MB of b
 
 
 def check_request(
-    target: Model, drafter: Drafter | None, prompt_ids: Sequence[int] | I64, budget: int, max_new_tokens: int
+    target: Model | ModelFiles,
+    drafter: Drafter | DraftFiles | None,
+    prompt_ids: Sequence[int] | I64,
+    budget: int,
+    max_new_tokens: int,
 ) -> None:
-    """Refuse a run that cannot work: TypeError or ValueError, CheckpointError for a budget without a drafter."""
+    """Refuse a run that cannot work: TypeError or ValueError, CheckpointError for a budget without a drafter.
+
+    target, drafter: loaded, or only checked: no weight is needed for this.
+    """
     check_count(budget, "budget")
     check_count(max_new_tokens, "max_new_tokens")
     if budget > LARGEST_BUDGET:
@@ -173,13 +180,41 @@ def check_request(
         raise TypeError(f"prompt_ids is {prompt.dtype} of shape {prompt.shape}; it takes token ids, (n,) integers")
     if budget > 0 and drafter is None:
         raise CheckpointError("no drafter was loaded; give its folder (draft_dir, --draft), or use a budget of 0")
-    limit = target.config.max_position_embeddings
+    if prompt.size == 0:
+        raise ValueError("the prompt has no tokens; give at least one (a beginning-of-text token will do)")
+    vocabulary, limit = target.config.vocab_size, target.config.max_position_embeddings
+    if (bad := prompt[(prompt < 0) | (prompt >= vocabulary)]).size:
+        raise ValueError(f"token id {bad[0]} is outside the vocabulary of {vocabulary}")
     if prompt.size + max_new_tokens > limit:
         raise ValueError(
             f"{prompt.size} prompt tokens + {max_new_tokens} new ones exceed the model's {limit} positions"
         )
 
 # %% ../notebooks/27_engine.ipynb #b3d0be52
+@dataclass(frozen=True)
+class EngineFiles:
+    """A target and perhaps a drafter for it, whose configs and names and shapes of all tensors were checked."""
+
+    target: ModelFiles
+    drafter: DraftFiles | None
+
+    @property
+    def tensors(self) -> int:
+        """How many weights there are to read."""
+        return len(self.target.shapes) + (len(draft_shapes(self.drafter.config)) if self.drafter else 0)
+
+    def read(self, progress: Callable[[str], None] | None = None) -> "Engine":
+        """Read the weights. progress: called with each weight's name. Raises CheckpointError if a file is damaged."""
+        target = Model(self.target.config, read_model_weights(self.target, progress))
+        return Engine(target, Drafter.read(self.drafter, target, progress=progress) if self.drafter else None)
+
+
+def check_engine(target_dir: str | Path, draft_dir: str | Path | None = None) -> EngineFiles:
+    """Check a target's folder or GGUF file and a drafter's folder. Raises CheckpointError if they do not fit."""
+    target = check_model(target_dir)
+    return EngineFiles(target, check_drafter(draft_dir, target.config) if draft_dir is not None else None)
+
+# %% ../notebooks/27_engine.ipynb #ade3676f
 class Engine:
     """A target with an optional DFlash drafter, decoding one request at a time on the CPU."""
 
@@ -196,14 +231,13 @@ class Engine:
         progress: Callable[[str], None] | None = None,
     ) -> "Engine":
         """Load Hugging Face folders; the target may be a GGUF file. device: "cpu". progress: called with each weight's
-        name of the target.
+        name.
 
         Raises CheckpointError if a folder cannot be used, ValueError for another device.
         """
         if device != "cpu":
             raise ValueError(f"device is {device!r}; this engine runs on 'cpu'")
-        target = Model.load(target_dir, progress)
-        return cls(target, Drafter.load(draft_dir, target) if draft_dir is not None else None)
+        return check_engine(target_dir, draft_dir).read(progress)
 
     def generate(
         self,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['F32', 'I64', 'Weight', 'TILE_BYTES', 'KEY_BLOCK', 'Packed', 'dense', 'linear', 'project', 'rms_norm', 'silu',
-           'swiglu', 'Llama3', 'Yarn', 'Rope', 'llama3_ramp', 'yarn_ramp', 'rope_frequencies', 'rope_tables',
-           'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'sum_blocks', 'tree_attention',
-           'expand_rows', 'absorb_query', 'latent_values']
+           'swiglu', 'Llama3', 'Yarn', 'Divisors', 'Rope', 'llama3_ramp', 'yarn_ramp', 'rope_frequencies',
+           'rope_tables', 'apply_rope', 'attention', 'ancestor_table', 'gather_tail', 'visible_slots', 'sum_blocks',
+           'tree_attention', 'expand_rows', 'absorb_query', 'latent_values']
 
 # %% ../notebooks/20_layers.ipynb #4a897781
 import math
@@ -116,13 +116,20 @@ class Yarn:
 
 
 @dataclass(frozen=True)
+class Divisors:
+    """Scaling as llama.cpp stores it: what the frequency of each pair is divided by, in the order of the pairs."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary positions. dim: values turned per head, even; theta: the base; amplitude: multiplies cosine and sine;
     interleaved: pairs are neighbours (2j, 2j + 1) instead of (j, j + d/2)."""
 
     dim: int
     theta: float
-    scaling: Llama3 | Yarn | None = None
+    scaling: Llama3 | Yarn | Divisors | None = None
     amplitude: float = 1.0
     interleaved: bool = False
 
@@ -159,6 +166,9 @@ def rope_frequencies(rope: Rope) -> F32:
     frequencies: F32 = np.float32(1.0) / np.float32(rope.theta) ** exponents
     if rope.scaling is None:
         return frequencies
+    if isinstance(rope.scaling, Divisors):
+        divisors: F32 = np.array(rope.scaling.values, dtype=np.float32)
+        return np.divide(frequencies, divisors)
     fast = llama3_ramp(frequencies, rope.scaling) if isinstance(rope.scaling, Llama3) else yarn_ramp(rope, rope.scaling)
     return frequencies / np.float32(rope.scaling.factor) * (1 - fast) + frequencies * fast
 

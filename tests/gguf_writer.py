@@ -2,6 +2,7 @@
 
 import json
 import struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,15 +44,37 @@ def encode(value):
     return 9, struct.pack("<IQ", inner[0][0] if inner else 8, len(inner)) + b"".join(item for _, item in inner)
 
 
+class Blocks(NamedTuple):
+    """A tensor that is in blocks already. number: its type's."""
+
+    number: int
+    shape: tuple[int, ...]
+    data: bytes
+
+
 def write_gguf(path, metadata, tensors):
-    """metadata: key → value. tensors: name → float32 array, stored as F32."""
+    """metadata: key → value. tensors: name → `Blocks`, or a float32 array, stored as F32."""
     data, table = b"", []
     for name, value in tensors.items():
-        table.append(entry(name, value.shape[::-1], 0, len(data)))
-        data += np.ascontiguousarray(value, dtype="<f4").tobytes()
+        if not isinstance(value, Blocks):
+            value = Blocks(0, value.shape, np.ascontiguousarray(value, dtype="<f4").tobytes())
+        table.append(entry(name, value.shape[::-1], value.number, len(data)))
+        data += value.data
         data += bytes(-len(data) % 32)
     pairs = [pair(key, *encode(value)) for key, value in metadata.items()]
     path.write_bytes(gguf_bytes(pairs, table, data))
+
+
+def write_parts(path, tensors, count, changes=(), metadata=()):
+    """A split model: the parts of x.gguf are x-00001-of-00003.gguf and so on; returns their paths. changes: part → what
+    its split keys say instead (None: nothing)."""
+    paths = []
+    for i, share in enumerate(np.array_split(np.array(list(tensors)), count)):
+        facts = {"split.no": i, "split.count": count, "split.tensors.count": len(tensors)} | dict(changes).get(i, {})
+        facts = {key: value for key, value in facts.items() if value is not None} | dict(metadata if i == 0 else ())
+        paths.append(path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}.gguf"))
+        write_gguf(paths[-1], facts, {name: tensors[name] for name in share})
+    return paths
 
 
 def permuted(rows, heads):
@@ -62,11 +85,12 @@ def permuted(rows, heads):
 PARTS = ("attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
-def llama_as_gguf(folder, path, metadata=()):
-    """Write the Llama of a Hugging Face folder as llama.cpp stores it, with more metadata."""
+def llama_as_gguf(folder, path, metadata=(), more=(), parts=None):
+    """Write the Llama of a Hugging Face folder as llama.cpp stores it, with more metadata and more tensors, split over
+    so many parts; returns the paths."""
     config = json.loads((folder / "config.json").read_text())
     blocks = [f"blk.{i}.{part}.weight" for i in range(config["num_hidden_layers"]) for part in PARTS]
-    names = {gguf_name(name): name for name in (*blocks, "token_embd.weight", "output_norm.weight")}
+    names = {gguf_name(name): name for name in (*blocks, "token_embd.weight", "output_norm.weight", "output.weight")}
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     tensors = {}
     for tensor, value in read_tensors(catalogue(folder)):
@@ -84,4 +108,14 @@ def llama_as_gguf(folder, path, metadata=()):
         "llama.rope.freq_base": config["rope_parameters"]["rope_theta"],
         "llama.vocab_size": config["vocab_size"],
     }
-    write_gguf(path, facts | dict(metadata), tensors)
+    if parts:
+        return write_parts(path, tensors | dict(more), parts, metadata=facts | dict(metadata))
+    write_gguf(path, facts | dict(metadata), tensors | dict(more))
+    return [path]
+
+
+# where a block of each type has its float16 numbers, in bytes from its start
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip

@@ -99,7 +99,8 @@ def test_config_of_smollm2_is_the_published_one():
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     assert [config[key] for key in sizes] == [576, 1536, 30, 9, 3]
     assert (config["head_dim"], config["vocab_size"], config["rope_theta"]) == (64, 49152, 1e5)
-    assert config["tie_word_embeddings"] is True and config["eos_token_id"] == [2]
+    # the published end token, and what llama.cpp ends at because of its text: <|endoftext|> and <reponame>
+    assert config["tie_word_embeddings"] is True and config["eos_token_id"] == [2, 0, 4]
 
 
 def test_a_model_that_was_not_fetched_says_how(tmp_path, monkeypatch):
@@ -159,8 +160,54 @@ def test_the_first_token_is_added_where_the_file_says_so():
 
 
 @pytest.mark.parametrize(
+    ("facts", "ids"),
+    [
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 7}, [7, 3]),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, [3]),
+        ({"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.bos_token_id": 7}, [3]),
+        (
+            {
+                "tokenizer.ggml.pre": "llama-bpe",
+                "tokenizer.ggml.bos_token_id": 7,
+                "tokenizer.ggml.add_bos_token": False,
+            },
+            [3],
+        ),
+    ],
+)
+def test_without_a_key_the_cut_into_words_says_whether_a_text_begins(facts, ids):
+    assert gguf_tokenizer(TOY | facts).encode("ab").ids == ids
+
+
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|im_end|>", "<|endoftext|>", "</s>", "<|fim_pad|>"])
+def test_a_token_that_ends_by_its_text_is_a_control_token_whatever_its_type(end):
+    tokenizer = gguf_tokenizer(TOY | {"tokenizer.ggml.tokens": [*TOY["tokenizer.ggml.tokens"][:-1], end],
+                                      "tokenizer.ggml.token_type": [1] * 8})  # fmt: skip
+    ids = tokenizer.encode(f"ab{end}").ids
+    assert ids == [3, 7] and tokenizer.decode(ids) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("template", "facts", "rendered"),
+    [
+        ("hi", {}, "<s>hi"),
+        ("{{ bos_token }}hi", {}, "<s>hi"),
+        ("hi", {"tokenizer.ggml.add_bos_token": False}, "hi"),
+        ("hi", {"tokenizer.ggml.pre": "qwen2"}, "hi"),
+        ("hi", {"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.add_bos_token": True}, "<s>hi"),
+    ],
+)
+def test_a_conversation_of_a_gguf_file_begins_once_as_every_text_of_it_does(tmp_path, template, facts, rendered):
+    begin = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 7, "tokenizer.chat_template": template}
+    write_gguf(tmp_path / "x.gguf", TOY | begin | facts, {})
+    assert load_chat(tmp_path / "x.gguf").render([]) == rendered
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 8}, "bos_token_id 8 is no token"),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": "x"}, "bos_token_id 'x' is no token"),
         ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model None"),
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre 'falcon' is not supported; gpt-2, smollm"),
@@ -212,7 +259,7 @@ HI = [{"role": "user", "content": "Hi <b>é</b>!"}]
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% generation %}a{{ 1 + 1 }}{% endgeneration %}b", "a2b"),
         ("{{ bos_token }}{% if add_generation_prompt %}>{% endif %}{{ nothing }}", "<s>>"),
-        ("{{ strftime_now('%Y') | length }}{% if tools is defined %}t{% endif %}", "4"),
+        ("{{ strftime_now('%Y') | length }}{% if tools is defined %}t{% endif %}", "4t"),  # defined, and none
     ],
 )
 def test_templates_mean_what_they_mean_to_transformers(template, text):

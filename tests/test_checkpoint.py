@@ -1,22 +1,31 @@
 import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from ddtree import checkpoint
-from ddtree.check import assert_equal
+from ddtree.chat import load_chat, load_tokenizer
+from ddtree.check import assert_close, assert_equal
 from ddtree.checkpoint import (
     CheckpointError,
     catalogue,
+    gguf_config,
+    gguf_name,
     load_config,
     load_weights,
     read_tensors,
     take,
 )
+from ddtree.config import model_shapes, read_config
+from ddtree.gguf import Gguf
+from ddtree.kdtr import load
+from ddtree.layers import Llama3, Rope, rope_frequencies
 from ddtree.models import Model
 from ddtree.quant import PackedInt4, pack_weight
-from gguf_writer import llama_as_gguf, permuted, write_gguf
+from gguf_writer import HALVES, PARTS, Blocks, llama_as_gguf, permuted, write_gguf
 from memory import numbers_from
 from random_models import FIXTURES
 
@@ -98,6 +107,40 @@ def test_a_damaged_index_is_an_error(folder, index):
         load_weights(folder, SHAPES, "model.")
 
 
+def two_models(folder, old):
+    """`model.safetensors` beside what is left of an older model: its index, its parts, or both."""
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, folder / "model.safetensors")
+    part, other = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    if "parts" in old:
+        save_file({"a": np.zeros((2, 3), np.float32)}, folder / part)
+        save_file({"b": np.zeros(4, np.float32)}, folder / other)
+    if "index" in old:
+        index = {"weight_map": {"a": part, "b": "model.safetensors" if "mixed" in old else other}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("old", [("index", "parts"), ("index",), ("parts",), ("index", "parts", "mixed")])
+def test_an_older_model_left_beside_the_weights_is_refused_not_chosen(tmp_path, old):
+    two_models(tmp_path, old)
+    with pytest.raises(CheckpointError, match=r"has model\.safetensors and .*these are two models") as caught:
+        load_weights(tmp_path, SHAPES)
+    assert "model-00001-of-00002.safetensors" in str(caught.value)
+
+
+def test_an_index_that_lists_only_the_one_file_is_no_second_model(tmp_path):
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, tmp_path / "model.safetensors")
+    index = {"weight_map": dict.fromkeys("ab", "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert sorted(load_weights(tmp_path, SHAPES)) == ["a", "b"]
+
+
+def test_parts_without_their_index_are_named(tmp_path):
+    two_models(tmp_path, ("parts",))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"but model-00001-of-00002\.safetensors without model\."):
+        load_weights(tmp_path, SHAPES)
+
+
 def test_a_tensor_in_two_shards_is_an_error(tmp_path):
     for part in "12":
         save_file({"a": np.ones((2, 3), np.float32)}, tmp_path / f"model-{part}.safetensors")
@@ -134,6 +177,13 @@ def test_a_config_that_is_no_json_object_is_an_error(tmp_path, file, text):
     (tmp_path / file).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(CheckpointError, match=rf"/{file} "):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"eos_token_id": null}', '{"eos_token_id": null, "do_sample": true}'])
+def test_a_generation_config_without_end_tokens_leaves_those_of_the_config(tmp_path, text):
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
+    (tmp_path / "generation_config.json").write_text(text)
+    assert load_config(tmp_path) == {"eos_token_id": 1}
 
 
 def test_end_tokens_come_from_the_generation_config_where_there_is_one(tmp_path):
@@ -222,12 +272,26 @@ def test_a_packed_matrix_that_is_not_whole_is_refused(tmp_path, packed, change, 
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "weight"}}}}, "actorder = 'weight'"),
         ({"config_groups": {"g": {"weights": None}}}, "num_bits = None"),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "input_activations": {"a": 1}}}}, "input_activations"),
+        ({"transform_config": {"R1": {"type": "hadamard"}}}, r"quantization_config\.transform_config = "),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "rotate": True}}}, r"groups\.g\.rotate = True"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"zero_point": 8}}}}, r"weights\.zero_point = 8"),
     ],
 )
 def test_a_quantisation_that_cannot_be_read_is_refused_by_key(tmp_path, change, message, inside):
     found = {"quantization_config": PACKED_CONFIG | change}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": found} if inside else found))
     with pytest.raises(CheckpointError, match=message):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], True])
+@pytest.mark.parametrize("key", ["text_config", "quantization_config", "config_groups", "g", "weights"])
+def test_a_part_of_the_quantisation_that_is_no_object_is_refused_by_key(tmp_path, key, value):
+    config = GROUP_WEIGHTS
+    for name in ("weights", "g", "config_groups", "quantization_config", "text_config"):
+        config = {**(PACKED_CONFIG if name == "config_groups" else {}), name: value if name == key else config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{key} is .*; it must be dict"):
         load_config(tmp_path)
 
 
@@ -337,6 +401,7 @@ def test_a_gguf_head_of_its_own_and_biases_are_seen(tmp_path):
         ({"llama.embedding_length": None}, r"llama\.embedding_length is None; it must be a positive integer"),
         ({"llama.attention.head_count": [3, 3]}, r"llama\.attention\.head_count is \[3, 3\]"),
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
+        ({"llama.block_count": 2**31}, r"llama\.block_count is 2147483648; it has only 6 tensors"),
         ({"llama.rope.dimension_count": 6}, r"llama\.rope\.dimension_count is not head_dim 12"),
         ({"llama.attention.value_length": 6}, r"llama\.attention\.value_length is not head_dim 12"),
         ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn' is not supported"),
@@ -410,10 +475,162 @@ def test_a_llama_gives_the_same_logits_from_a_folder_and_from_gguf(tmp_path):
     assert_equal(logits_of(tmp_path / "x.gguf")[0], logits_of(NANO / "llama_nano")[0], name="logits")
 
 
+OF_TOKENIZER = {
+    "model": "gpt2",
+    "pre": "llama-bpe",
+    "token_type": [1, 1, 1],
+    "merges": [],
+    "bos_token_id": 0,
+    "add_bos_token": True,
+    "padding_token_id": 1,
+}
+WIDE_FACTS = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 256,
+    "llama.feed_forward_length": 256,
+    "llama.block_count": 1,
+    "llama.context_length": 512,
+    "llama.attention.head_count": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 99,
+}
+WIDE = read_config(gguf_config(Gguf(Path("wide.gguf"), WIDE_FACTS, dict.fromkeys(PARTS), memoryview(b""))))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_a_split_gguf_is_the_same_model_from_any_of_its_parts(tmp_path, parts):
+    expected = logits_of(NANO / "llama_nano")[0]
+    paths = llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf", parts=parts)
+    for path in {paths[0], paths[-1]}:
+        assert_equal(logits_of(path)[0], expected, name=f"logits from {path.name}")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_split_gguf_without_one_of_its_parts_is_one_line_that_names_it(tmp_path, lost):
+    paths = llama_as_gguf(NANO / "llama_nano", tmp_path / "x.gguf", parts=3)
+    paths[lost].unlink()
+    with pytest.raises(CheckpointError, match=rf"one of 3 parts; beside it there is no {paths[lost].name}$") as caught:
+        Model.load(paths[lost - 1])
+    assert "\n" not in str(caught.value)
+
+
+MUTATED = (None, 0, 3, 2**31, True, 1.5, math.nan, "x", "", [], [1, 2], ["a"])
+
+
+@pytest.mark.parametrize("key", [*LLAMA, *(f"tokenizer.ggml.{key}" for key in OF_TOKENIZER), "tokenizer.chat_template"])
+def test_a_gguf_key_of_another_kind_is_one_clear_error_or_harmless(tmp_path, key):
+    # None: the key is gone. Whatever is read afterwards, nothing but a CheckpointError comes out
+    facts = LLAMA | {f"tokenizer.ggml.{key}": value for key, value in OF_TOKENIZER.items()}
+    facts |= {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    for value in MUTATED:
+        mutated = {name: other for name, other in (facts | {key: value}).items() if other is not None}
+        gguf_file(tmp_path / "x.gguf", mutated, {"rope_freqs.weight": np.ones(6, np.float32)})
+        for read in (Model.load, load_tokenizer, load_chat):
+            try:
+                read(tmp_path / "x.gguf")
+            except CheckpointError as error:
+                assert "x.gguf" in str(error) or "config.json" in str(error)
+
+
+LLAMA_3_RECIPES = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (8.0, 1.0, 4.0, 64), (4.0, 2.0, 8.0, 500)]
+
+
+def converted_divisors(theta, dim, factor, low, high, original):
+    """`rope_freqs.weight` as llama.cpp's converter computes it from the recipe of Llama 3.1, by wavelength."""
+    wavelength = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
+    smooth = (original / wavelength - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(wavelength < original / high, 1, np.where(wavelength > original / low, factor, between))
+    return divisors.astype(np.float32)
+
+
+def test_a_llama_3_gguf_gives_the_logits_that_transformers_gives_its_folder(tmp_path):
+    # the recipe is in the folder's config, its divisors in the file; 1e-4 as for the folder itself
+    record = load(NANO / "llama3_rope_nano" / "expected.kdtr")
+    divisors = converted_divisors(500_000.0, 16, 8.0, 1.0, 4.0, 64)
+    assert {1.0, 8.0} < set(divisors.tolist())  # fast pairs, slow ones, and one between
+    llama_as_gguf(NANO / "llama3_rope_nano", tmp_path / "x.gguf", more={"rope_freqs.weight": divisors})
+    model, ids = Model.load(tmp_path / "x.gguf"), record["input_ids"]
+    logits = model.forward(ids, np.arange(len(ids)) - 1, model.new_cache()).logits
+    assert_close(logits, record["logits"], atol=1e-4, name="logits")
+    llama_as_gguf(NANO / "llama3_rope_nano", tmp_path / "plain.gguf")
+    model = Model.load(tmp_path / "plain.gguf")
+    without = model.forward(ids, np.arange(len(ids)) - 1, model.new_cache()).logits
+    assert np.abs(without - record["logits"]).max() > 1e-3  # so the comparison can fail
+
+
+@pytest.mark.parametrize("recipe", LLAMA_3_RECIPES)
+def test_stored_divisors_stand_for_the_recipe(tmp_path, recipe):
+    divisors = converted_divisors(10_000.0, 12, *recipe)
+    gguf_file(tmp_path / "x.gguf", extra={"rope_freqs.weight": divisors})
+    rope = read_config(load_config(tmp_path / "x.gguf")).rope
+    by_recipe = rope_frequencies(Rope(12, 10_000.0, Llama3(*recipe[:3], recipe[3])))
+    assert_close(rope_frequencies(rope), by_recipe, atol=0, rtol=1e-5, name="frequencies")
+    assert_equal(rope_frequencies(rope), rope_frequencies(Rope(12, 10_000.0)) / divisors, name="divided")
+
+
+@pytest.mark.parametrize(
+    ("divisors", "message"),
+    [
+        (np.ones(5), r"rope_freqs\.weight has shape \(5,\), smallest 1\.0; it must be 6 positive numbers"),
+        (np.ones((6, 1)), r"shape \(6, 1\)"),
+        (np.array([1, 1, 1, 1, 1, 0]), r"shape \(6,\), smallest 0\.0"),
+        (np.array([1, 1, 1, 1, 1, -8]), r"smallest -8\.0"),
+        (np.array([1, 1, 1, 1, 1, np.nan]), r"smallest nan"),
+        (np.array([1, 1, 1, 1, 1, np.inf]), r"it must be 6 positive numbers"),
+    ],
+)
+def test_divisors_that_cannot_be_are_refused_by_the_tensors_name(tmp_path, divisors, message):
+    gguf_file(tmp_path / "x.gguf", extra={"rope_freqs.weight": divisors.astype(np.float32)})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_config(tmp_path / "x.gguf")
+    assert "x.gguf" in str(caught.value)
+
+
+def test_a_family_without_divisors_does_not_swallow_them(tmp_path):
+    facts = {key.replace("llama.", "qwen3."): value for key, value in LLAMA.items()}
+    gguf_file(tmp_path / "x.gguf", facts | {"general.architecture": "qwen3"}, {"rope_freqs.weight": np.ones(6)})
+    with pytest.raises(CheckpointError, match=r"extra rope_freqs\.weight \(6,\)"):
+        Model.load(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    "pair", [("Q4_K", "Q6_K"), ("Q5_K", "Q5_0"), ("IQ4_XS", "IQ4_NL"), ("Q2_K", "Q3_K")], ids="-".join
+)
+def test_a_quantised_gguf_gives_the_logits_of_its_dequantised_twin(tmp_path, pair):
+    # random blocks of two types, read as such and as the float32 that the gguf package makes of them
+    package = pytest.importorskip("gguf", reason="the gguf package is the second opinion here")
+    rng, packed, twin = np.random.default_rng(5), {}, {}
+    for name, shape in model_shapes(WIDE).items():
+        twin[name] = packed[name] = rng.standard_normal(shape, dtype=np.float32) / 16
+        if ".mlp." in name:
+            kind = package.GGMLQuantizationType[pair[".down" in name]]
+            values, size = package.GGML_QUANT_SIZES[kind]
+            blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), dtype=np.uint8)
+            for at in HALVES[kind.name]:
+                blocks[:, :, at : at + 2] = np.array([1e-4], np.float16).view(np.uint8)
+            packed[name] = Blocks(kind.value, shape, blocks.tobytes())
+            twin[name] = package.dequantize(blocks.reshape(shape[0], -1), kind)
+    for which, tensors in (("packed", packed), ("twin", twin)):
+        named = {f"blk.0.{part}.weight": tensors[gguf_name(f"blk.0.{part}.weight")] for part in PARTS}
+        named |= {f"{part}.weight": tensors[gguf_name(f"{part}.weight")] for part in ("token_embd", "output_norm")}
+        write_gguf(tmp_path / f"{which}.gguf", WIDE_FACTS, named)
+    logits = [logits_of(tmp_path / f"{which}.gguf")[0] for which in ("packed", "twin")]
+    assert np.isfinite(logits[0]).all() and np.ptp(logits[0]) > 0.1
+    assert_equal(logits[0], logits[1], name="logits")
+
+
 @pytest.mark.parametrize(("value", "kind"), [(True, int), ("3", int), (3.5, int), (None, int), (1, bool), ("x", float)])
 def test_take_refuses_another_kind(value, kind):
     with pytest.raises(CheckpointError, match=r"config\.json: key is"):
         take({"key": value}, "key", kind)
+
+
+def test_null_is_like_no_key():
+    assert take({"rms_norm_eps": None}, "rms_norm_eps", float, 1e-6) == 1e-6 == take({}, "rms_norm_eps", float, 1e-6)
+    assert take({"rope_interleave": None}, "rope_interleave", bool, True) is True
+    with pytest.raises(CheckpointError, match="hidden_size is missing"):
+        take({"hidden_size": None}, "hidden_size", int)
 
 
 def test_take_reads_an_integer_as_a_float():

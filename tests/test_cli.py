@@ -1,16 +1,21 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from typer.testing import CliRunner
 
-from ddtree.cli import app, run_round
+from ddtree import checkpoint
+from ddtree.chat import load_tokenizer
+from ddtree.cli import app, encode_prompt, run_round
 from ddtree.engine import Engine
 from ddtree.kdtr import load
 from gguf_writer import llama_as_gguf
@@ -101,6 +106,34 @@ def test_a_gguf_file_is_a_model_and_its_template_frames_the_prompt(asked, option
     )
     assert (asking["prompt_tokens"], raw["prompt_tokens"]) == (9, 2)
     assert asking["token_ids"] == framed["token_ids"] != raw["token_ids"]
+
+
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_text_ends_at_a_token_that_is_called_an_end_in_a_gguf_file(tmp_path, end):
+    # a token that plain decoding gives is called an end, while the key names another one
+    def generate(ending=None):
+        tokens = sorted(ByteLevel.alphabet())[:199]
+        if ending is not None:
+            tokens[ending] = end
+        facts = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3 if token in ENDS else 1 for token in tokens],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 198,
+        }
+        llama_as_gguf(FIXTURES / "models" / "llama_nano", tmp_path / "x.gguf", facts)
+        options = ["--prompt", "hi", "--max-new-tokens", "6", "--temperature", "9", "--seed", "1", "--json"]
+        return json.loads(run("generate", "--model", str(tmp_path / "x.gguf"), *options).stdout)
+
+    endless = generate()["token_ids"]
+    third = next(i for i, token in enumerate(endless) if token not in endless[:i] and i >= 2)
+    ended = generate(endless[third])
+    assert ended["token_ids"] == endless[: third + 1] and ended["stopped"]
 
 
 def test_bench_measures_a_model_without_a_drafter(asked, tmp_path):
@@ -252,3 +285,189 @@ def test_interrupt_leaves_a_clean_line():
         process.kill()
     assert process.returncode == 130
     assert out.endswith(b"\n") and err.strip().endswith(b"interrupted") and b"Traceback" not in err
+
+
+# ------------------------------------------------------------------ all that can be said before a weight is read
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A copy of the trained pair, to be damaged."""
+    return shutil.copytree(PAIR, tmp_path / "pair")
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def without_tokenizer(pair):
+    (pair / "target" / "tokenizer.json").unlink()
+    (pair / "target" / "tiktoken.model").write_text("AA== 0\n")
+
+
+def without_a_tensor_of_the_drafter(pair):
+    tensors = load_file(pair / "draft" / "model.safetensors")
+    save_file(
+        {name: value for name, value in tensors.items() if "fc" not in name}, pair / "draft" / "model.safetensors"
+    )
+
+
+DAMAGES = {
+    "tokenizer": (without_tokenizer, "has no tokenizer.json (it has tiktoken.model, which is not read)"),
+    "target config": (lambda pair: edit(pair / "target" / "config.json", hidden_act="gelu"), "hidden_act = 'gelu'"),
+    "drafter config": (lambda pair: edit(pair / "draft" / "config.json", block_size=1), "block_size is 1"),
+    "another pair": (lambda pair: edit(pair / "draft" / "config.json", vocab_size=300), "the drafter is made for"),
+    "drafter tensors": (without_a_tensor_of_the_drafter, "missing fc.weight"),
+    "drafter shapes": (lambda pair: edit(pair / "draft" / "config.json", head_dim=32), "has shape"),
+    "drafter file": (lambda pair: (pair / "draft" / "model.safetensors").unlink(), "has no model.safetensors"),
+    "template": (lambda pair: (pair / "target" / "chat_template.jinja").write_text("{% if %}"), "template says"),
+}
+
+
+@pytest.mark.parametrize("command", ["generate", "tree", "bench engine"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_wrong_is_said_before_a_weight_is_read(pair, monkeypatch, damage, command):
+    monkeypatch.setattr(checkpoint, "read_tensors", lambda stored: pytest.fail("a weight was read"))
+    change, message = DAMAGES[damage]
+    change(pair)
+    prompt = str(FIXTURES / "prompts" / "load_config.txt")
+    result = run(*command.split(), "--model", str(pair), "--prompt-file", prompt, code=2)
+    error = " ".join(result.stderr.split())
+    assert error.startswith("ddtree: ") and message in error
+    assert damage == "template" or str(pair) in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "x" * 3000], "exceed the model's 2048 positions"),
+        (["--prompt", "x", "--max-new-tokens", "2048"], "1 prompt tokens + 2048 new ones exceed"),
+        (["--prompt", ""], "the prompt has no tokens"),
+        (["--prompt", "x", "--stop", ""], "--stop needs a text"),
+        (["--prompt", "x", "--budget", "99999"], "a tree has at most"),
+        (["--prompt", "x", "--template-arg", "thinking"], "is no argument of a chat template"),
+        (["--prompt", "x", "--template-arg", "a=1"], "--template-arg a would change nothing"),
+        (["--prompt", "x", "--raw", "--template-arg", "a=1"], "--raw leaves the chat template out"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused_before_a_weight_is_read(monkeypatch, arguments, message):
+    monkeypatch.setattr(checkpoint, "read_tensors", lambda stored: pytest.fail("a weight was read"))
+    error = " ".join(run("generate", "--model", str(PAIR), *arguments, code=2).stderr.split())
+    assert error.startswith("ddtree: ") and message in error
+
+
+def test_a_wrong_folder_is_named_before_anything_is_said_about_decoding():
+    error = run("generate", "--target", "nowhere", "--prompt", "x", code=2).stderr
+    assert error.startswith("ddtree: nowhere has no config.json") and "plain decoding" not in error
+
+
+# ------------------------------------------------------------------ templates, stop texts and tokenizers
+
+TEMPLATE = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}#{% endif %}"
+
+
+@pytest.fixture
+def thinking(pair):
+    (pair / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ([], 2),
+        (["--template-arg", "enable_thinking=False"], 3),
+        (["--template-arg", "enable_thinking=false"], 3),
+        (["--template-arg", "enable_thinking=true"], 2),
+        (["--template-arg", "enable_thinking=0"], 3),
+    ],
+)
+def test_an_argument_of_the_template_changes_the_prompt(thinking, arguments, tokens):
+    short = ["generate", "--model", str(thinking), "--prompt", "hi", "--max-new-tokens", "2", "--json"]
+    assert json.loads(run(*short, *arguments).stdout)["prompt_tokens"] == tokens
+
+
+def test_an_argument_that_the_template_does_not_look_at_is_said(thinking):
+    short = ["generate", "--model", str(thinking), "--prompt", "hi", "--max-new-tokens", "2", "--json"]
+    error = " ".join(run(*short, "--template-arg", "enable_thinkng=false").stderr.split())
+    assert "the chat template does not look at enable_thinkng; it knows" in error and "enable_thinking" in error
+
+
+def test_arguments_of_the_template_are_a_dict_in_python(thinking):
+    target = thinking / "target"
+    tokenizer = load_tokenizer(target)
+    assert encode_prompt(target, tokenizer, "hi") == list(b"hi")
+    assert encode_prompt(target, tokenizer, "hi", arguments={"enable_thinking": False}) == list(b"hi#")
+
+
+def nano_with(folder, tokenizer):
+    """A random model of 199 tokens with a tokenizer."""
+    shutil.copytree(FIXTURES / "models" / "llama_nano", folder)
+    edit(folder / "config.json", eos_token_id=None)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def word_tokens(special):
+    """199 tokens, each a word, and those in `special` are special tokens."""
+    names = [special.get(i, f"w{i}") for i in range(199)]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(list(special.values()))
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "</s>"])
+def test_the_text_of_a_special_token_stops(tmp_path, text):
+    plain = ["--prompt", "w5 w6", "--max-new-tokens", "12", "--json", "--temperature", "9"]
+    ids = json.loads(run("generate", "--target", nano_with(tmp_path / "a", word_tokens({})), *plain).stdout)[
+        "token_ids"
+    ]
+    at = next(i for i in range(3, 12) if ids[i] not in ids[:i])
+    marked = nano_with(tmp_path / "b", word_tokens({ids[at]: text}))
+    whole = json.loads(run("generate", "--target", marked, *plain).stdout)
+    assert whole["token_ids"] == ids and text not in whole["text"] and not whole["stopped"]
+    result = json.loads(run("generate", "--target", marked, *plain, "--stop", text).stdout)
+    assert result["token_ids"] == ids[: at + 1] and result["stopped"]
+
+
+def piece_tokens():
+    """199 tokens: seven pieces, and single bytes from 0x40 on, so that most texts are no UTF-8."""
+    names = ["<unk>", "▁", "a", "b", "ab", "é", "\n", *(f"<0x{byte:02X}>" for byte in range(64, 256))]
+    words = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(words, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_bytes_that_are_no_text_are_streamed_as_replacement_characters(tmp_path, seed):
+    folder = nano_with(tmp_path / "m", piece_tokens())
+    arguments = ["--target", folder, "--prompt", "ab", "--temperature", "9", "--seed", seed, "--max-new-tokens", "64"]
+    text = json.loads(run("generate", *arguments, "--json").stdout)["text"]
+    assert "�" in text
+    assert run("generate", *arguments).stdout == (text if text.endswith("\n") else text + "\n")
+
+
+def no_unknown():
+    """A tokenizer that raises a bare Exception for a word it does not know."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(199)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
+
+
+@pytest.mark.parametrize("command", ["generate", "tree", "bench engine"])
+def test_what_the_tokenizer_cannot_do_is_one_line(tmp_path, command):
+    (tmp_path / "prompt.txt").write_text("hello")
+    folder = nano_with(tmp_path / "m", no_unknown())
+    result = run(*command.split(), "--target", folder, "--prompt-file", str(tmp_path / "prompt.txt"), code=2)
+    assert result.stderr.startswith("ddtree: the tokenizer says: ") and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_too_little_memory_is_one_line(monkeypatch):
+    def all_used(*arguments):
+        raise MemoryError("Unable to allocate 8 TiB")
+
+    monkeypatch.setattr(checkpoint, "read_tensors", all_used)
+    result = run("generate", "--model", str(PAIR), "--prompt", "x", code=2)
+    assert result.stderr.strip() == "ddtree: not enough memory for this: Unable to allocate 8 TiB"

@@ -10,7 +10,7 @@ from ddtree.check import assert_equal
 from ddtree.gguf import BLOCK_TYPES, begin_token, decode_blocks, end_tokens, ends_by_text, read_gguf
 from ddtree.gguf.types import OTHER_TYPES
 from ddtree.kdtr import load
-from gguf_writer import entry, gguf_bytes, pair, text, write_gguf
+from gguf_writer import HALVES, entry, gguf_bytes, pair, text, write_gguf, write_parts
 from random_models import FIXTURES
 
 RECORDED = load(FIXTURES / "quant.kdtr")
@@ -81,12 +81,6 @@ def test_the_table_of_types_is_the_gguf_packages():
             assert (ours.name, ours.values, ours.size) == (kind.name, *gguf.GGML_QUANT_SIZES[kind])
         else:
             assert OTHER_TYPES[kind.value] == kind.name
-
-
-HALVES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
 
 
 def test_bfloat16_and_float16_blocks_are_exact():
@@ -225,20 +219,6 @@ def test_a_changed_byte_never_crashes_the_reader(tmp_path_factory, data):
 # models in several files
 
 
-def write_parts(folder, name, tensors, count, changes=None, metadata=None):
-    """A split model of F32 tensors, by hand. changes: part → what its split keys say instead."""
-    paths = []
-    for i, share in enumerate(np.array_split(np.array(list(tensors)), count)):
-        keys = {"split.no": i, "split.count": count, "split.tensors.count": len(tensors)} | (changes or {}).get(i, {})
-        path = folder / f"{name}-{i + 1:05d}-of-{count:05d}.gguf"
-        facts = keys | ((metadata or {}) if i == 0 else {})
-        write_gguf(
-            path, {key: value for key, value in facts.items() if value is not None}, {t: tensors[t] for t in share}
-        )
-        paths.append(path)
-    return paths
-
-
 def numbers(*names):
     return {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
 
@@ -246,7 +226,7 @@ def numbers(*names):
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_split_model_is_read_from_any_of_its_parts(tmp_path, count):
     tensors = numbers("a", "b", "c", "d", "e", "f")
-    for path in write_parts(tmp_path, "x.Q4_K_M", tensors, count, metadata={"general.architecture": "llama"}):
+    for path in write_parts(tmp_path / "x.Q4_K_M.gguf", tensors, count, metadata={"general.architecture": "llama"}):
         gguf = read_gguf(path)
         assert gguf.metadata["general.architecture"] == "llama" and list(gguf.tensors) == list(tensors)
         for name, value in tensors.items():
@@ -272,7 +252,7 @@ def test_a_split_model_as_the_gguf_package_writes_it_is_read(tmp_path):
 
 @pytest.mark.parametrize(("lost", "named"), [([1], "x-00002-of-00004"), ([3], "x-00004-of-00004"), ([1, 2], "00003")])
 def test_a_missing_part_is_named(tmp_path, lost, named):
-    paths = write_parts(tmp_path, "x", numbers("a", "b", "c", "d"), 4)
+    paths = write_parts(tmp_path / "x.gguf", numbers("a", "b", "c", "d"), 4)
     for i in lost:
         paths[i].unlink()
     with pytest.raises(ValueError, match=rf"x-00001-of-00004\.gguf is one of 4 parts; beside it there is no .*{named}"):
@@ -280,7 +260,7 @@ def test_a_missing_part_is_named(tmp_path, lost, named):
 
 
 def test_many_missing_parts_are_one_short_line(tmp_path):
-    path = write_parts(tmp_path, "x", numbers("a"), 1, {0: {"split.count": 60_000}})[0]
+    path = write_parts(tmp_path / "x.gguf", numbers("a"), 1, {0: {"split.count": 60_000}})[0]
     path.rename(tmp_path / "x-00001-of-60000.gguf")
     with pytest.raises(ValueError, match="and 59996 more") as caught:
         read_gguf(tmp_path / "x-00001-of-60000.gguf")
@@ -301,20 +281,20 @@ def test_many_missing_parts_are_one_short_line(tmp_path):
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(tmp_path, changes, message):
-    paths = write_parts(tmp_path, "x", numbers("a", "b", "c"), 3, changes)
+    paths = write_parts(tmp_path / "x.gguf", numbers("a", "b", "c"), 3, changes)
     with pytest.raises(ValueError, match=message):
         read_gguf(paths[0])
 
 
 def test_a_tensor_in_two_parts_is_refused(tmp_path):
-    paths = write_parts(tmp_path, "x", numbers("a", "b"), 2)
+    paths = write_parts(tmp_path / "x.gguf", numbers("a", "b"), 2)
     write_gguf(paths[1], {"split.no": 1, "split.count": 2}, numbers("a"))
     with pytest.raises(ValueError, match=r"x-00002-of-00002\.gguf has the tensor a, as has part 1"):
         read_gguf(paths[0])
 
 
 def test_a_part_under_another_name_is_told_what_it_must_be_called(tmp_path):
-    path = write_parts(tmp_path, "x", numbers("a", "b"), 2)[0]
+    path = write_parts(tmp_path / "x.gguf", numbers("a", "b"), 2)[0]
     path.rename(tmp_path / "renamed.gguf")
     with pytest.raises(ValueError, match=r"renamed\.gguf is one of 2 parts .* must end in -of-00002\.gguf"):
         read_gguf(tmp_path / "renamed.gguf")
@@ -328,7 +308,7 @@ def test_a_file_that_is_whole_needs_no_parts_whatever_it_is_called(tmp_path, spl
 
 
 def test_a_damaged_part_is_named(tmp_path):
-    paths = write_parts(tmp_path, "x", numbers("a", "b", "c"), 3)
+    paths = write_parts(tmp_path / "x.gguf", numbers("a", "b", "c"), 3)
     paths[2].write_bytes(paths[2].read_bytes()[:70])
     with pytest.raises(ValueError, match=r"x-00003-of-00003\.gguf ends at byte 70"):
         read_gguf(paths[0])

@@ -16,11 +16,11 @@ from safetensors.numpy import load_file, save_file
 
 from ddtree.check import assert_close, assert_equal
 from ddtree.checkpoint import CheckpointError, catalogue, load_config, read_tensors
-from ddtree.config import model_shapes, read_config, read_rope
+from ddtree.config import DEFAULTS, model_shapes, read_config, read_rope
 from ddtree.dflash import Drafter, block_mask, default_layer_ids, read_draft_config
 from ddtree.kdtr import load
 from ddtree.layers import Llama3, Yarn, rope_frequencies
-from ddtree.models import KVCache, Model, norm, prefill
+from ddtree.models import KVCache, Model, check_model, norm, prefill
 from invariance import check_fixture, check_random
 from random_models import FAMILIES, FIXTURES, NANO, PAIR, PAIRS, random_engine, random_weights
 
@@ -338,6 +338,142 @@ def test_a_window_hides_what_is_outside_it(window):
     assert np.any(model.forward(changed, chain, model.new_cache()).logits[-1] != rows[-1])
 
 
+# ------------------------------------------------------------------ what a config leaves out
+
+
+def without(config, keys, left=None):
+    """A config without some keys, or with null for them."""
+    rest = {key: value for key, value in config.items() if key not in keys}
+    return rest if left == "absent" else rest | dict.fromkeys(keys)
+
+
+@pytest.mark.parametrize("left", ["absent", "null"])
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("deepseek_v3_grouped_nano", ["routed_scaling_factor"]),  # 2.5, as its config says
+        ("deepseek_v3_grouped_nano", ["norm_topk_prob", "rope_interleave", "rms_norm_eps"]),
+        ("qwen3_nano", ["hidden_act", "rms_norm_eps", "attention_bias", "max_window_layers"]),
+        ("llama_bias_nano", ["head_dim", "hidden_act", "tie_word_embeddings"]),
+        ("qwen3_moe_nano", ["decoder_sparse_step", "rms_norm_eps"]),
+    ],
+)
+def test_what_a_config_leaves_out_gives_the_recorded_logits_all_the_same(tmp_path, name, keys, left):
+    shutil.copytree(FIXTURES / "models" / name, tmp_path / "model")
+    config = without(NANO_CONFIGS[name.removesuffix("_nano")], keys, left)
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    model, record = Model.load(tmp_path / "model"), expected(name)
+    logits = model.forward(record["input_ids"], np.arange(90) - 1, model.new_cache()).logits
+    assert_close(logits, record["logits"], atol=1e-4, name="logits")
+
+
+@pytest.mark.parametrize("left", ["absent", "null"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_k2"])
+def test_a_deepseek_config_that_is_almost_empty_means_the_published_model(family, left):
+    """The values of transformers' DeepseekV3Config, and of the file that DeepSeek published with the weights."""
+    keys = ["routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace", "num_experts_per_tok"]
+    keys += ["norm_topk_prob", "scoring_func", "topk_method", "moe_layer_freq", "max_position_embeddings"]
+    config = NANO_CONFIGS["kimi_k2"] | {"model_type": family, "n_routed_experts": 256, "num_hidden_layers": 5}
+    read = read_config(without(config, keys, left))
+    routing = read.experts.routing
+    assert (routing.scale, routing.groups, routing.top_groups, routing.top_k) == (2.5, 8, 4, 8)
+    assert (routing.normalise, routing.softmax, read.experts.layers) == (True, False, (3, 4))
+    assert read.max_position_embeddings == 4096
+
+
+def test_absent_and_null_differ_where_null_is_a_statement():
+    config = NANO_CONFIGS["deepseek_v3_grouped"]
+    assert read_config(config | {"q_lora_rank": None}).latent.q_lora_rank is None
+    assert read_config(without(config, ["q_lora_rank"], "absent")).latent.q_lora_rank == 1536
+    assert read_config(config | {"n_shared_experts": None}).experts.shared_size == 0
+    assert read_config(without(config, ["n_shared_experts"], "absent")).experts.shared_size == 32
+    for family, end in (("deepseek_v3_grouped", (1,)), ("llama", (2,)), ("qwen3", ())):
+        assert read_config(without(NANO_CONFIGS[family], ["eos_token_id"], "absent")).eos_token_ids == end
+        assert read_config(NANO_CONFIGS[family] | {"eos_token_id": None}).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(("family", "positions"), [("llama", 2048), ("qwen3", 32768), ("deepseek_v3_grouped", 4096)])
+def test_the_number_of_positions_is_the_family_s(family, positions):
+    config = without(NANO_CONFIGS[family], ["max_position_embeddings"])
+    assert read_config(config).max_position_embeddings == positions
+
+
+@pytest.mark.parametrize("family", sorted(NANO_CONFIGS))
+@pytest.mark.parametrize("left", ["absent", "null"])
+def test_any_key_left_out_is_asked_for_or_means_the_default(family, left):
+    config, whole = NANO_CONFIGS[family], read_config(NANO_CONFIGS[family])
+    changed = {"rope_parameters", "eos_token_id", "layer_types", "num_key_value_heads", "head_dim", "q_lora_rank"}
+    changed |= {"mlp_only_layers", "n_shared_experts", "num_nextn_predict_layers", *DEFAULTS[config["model_type"]]}
+    for key in config:
+        try:
+            assert read_config(without(config, [key], left)) == whole or key in changed, key
+        except CheckpointError as error:
+            assert key in str(error) or "experts" in str(error) or "use_sliding_window" in str(error), (key, error)
+
+
+# ------------------------------------------------------------------ numbers that no file bears out
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("qwen3", "num_hidden_layers", 10**30),
+        ("llama", "num_hidden_layers", 9_999),
+        ("qwen3", "hidden_size", 2**40),
+        ("qwen3_moe", "num_local_experts", 10**9),
+        ("qwen3_moe", "num_local_experts", 9_999),
+        ("kimi_k2", "n_routed_experts", 9_999),
+        ("kimi_k2", "num_nextn_predict_layers", 10**9),
+        ("kimi_k2", "first_k_dense_replace", -(10**9)),
+    ],
+)
+def test_a_number_that_the_files_do_not_bear_out_is_refused_not_believed(tmp_path, name, key, value):
+    """Without this a config of a thousand bytes costs minutes and gigabytes."""
+    (tmp_path / "model.safetensors").symlink_to(FIXTURES / "models" / f"{name}_nano" / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(NANO_CONFIGS[name] | {key: value}))
+    with pytest.raises(CheckpointError, match=f"{key} is|{key} {value}|cannot be a model with experts"):
+        check_model(tmp_path)
+
+
+def test_a_number_with_too_many_digits_is_no_json(tmp_path):
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 1' + "0" * 5000 + "}")
+    with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
+        load_config(tmp_path)
+
+
+# ------------------------------------------------------------------ keys of a RoPE block
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("block", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (YARN | {"attn_factor": 1.0}, r"attn_factor = 1\.0 is not supported; for 'yarn' these are: rope_type"),
+        (YARN | {"extrapolation_factor": 1.0}, "extrapolation_factor = 1"),
+        (YARN | {"mscale_all_dims": 1.0}, "mscale_all_dims = 1"),
+        (YARN | {"low_freq_factor": 1.0}, "low_freq_factor = 1"),
+        (LLAMA3 | {"beta_fast": 32}, "beta_fast = 32 is not supported; for 'llama3'"),
+        ({"rope_type": "default", "mrope_section": [2, 3, 3]}, "mrope_section"),
+        ({"rope_type": "default", "factor": 2.0}, "factor = 2"),
+        (YARN | {"type": "linear"}, "type = 'linear' is not supported; allowed: 'yarn'"),
+        (YARN | {"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5"),
+    ],
+)
+def test_an_unknown_key_of_a_rope_block_is_refused_by_name(block, rope, message):
+    config = {key: value for key, value in CONFIG.items() if key != "rope_parameters"}
+    with pytest.raises(CheckpointError, match=message):
+        read_config({**config, block: rope})
+
+
+@pytest.mark.parametrize("rope", [YARN, LLAMA3, YARN | {"truncate": False, "beta_fast": 16, "type": "yarn"}])
+def test_null_in_a_rope_block_is_like_no_key(rope):
+    nulls = dict.fromkeys(("attention_factor", "mscale", "attn_factor", "partial_rotary_factor"))
+    assert read_rope({"rope_parameters": rope | nulls}, 64) == read_rope({"rope_parameters": rope}, 64)
+
+
 # ------------------------------------------------------------------ drafters
 
 
@@ -416,6 +552,35 @@ def test_a_tied_checkpoint_may_store_its_head_only_as_a_copy_of_the_embedding(tm
             CheckpointError, match=r"tie_word_embeddings is true, but lm_head\.weight is not the embedding"
         ):
             Model.load(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
+@pytest.mark.parametrize("names", [("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")])
+def test_a_tied_matrix_is_found_under_either_name(tmp_path, names, prefix):
+    tensors = load_file(FIXTURES / "models" / "qwen3_nano" / "model.safetensors")
+    matrix = tensors.pop("model.embed_tokens.weight")
+    tensors = {prefix + name.removeprefix("model."): value for name, value in tensors.items()}
+    head = {"embed_tokens": prefix + "embed_tokens.weight", "lm_head": prefix.removesuffix("model.") + "lm_head.weight"}
+    save_file(tensors | {head[name]: matrix.copy() for name in names}, tmp_path / "model.safetensors")
+    config = NANO_CONFIGS["qwen3"]
+    if prefix.startswith("language_model"):
+        config = {"model_type": "kimi_k25", "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, record = Model.load(tmp_path), expected("qwen3_nano")
+    logits = model.forward(record["input_ids"], np.arange(90) - 1, model.new_cache()).logits
+    assert_close(logits, record["logits"], atol=1e-4, name="logits")
+    assert "lm_head.weight" not in model.weights
+
+
+def test_a_head_of_its_own_is_still_asked_for(tmp_path):
+    tensors = load_file(PAIR / "target" / "model.safetensors")
+    for missing, kept in (("lm_head.weight", "embed"), ("model.embed_tokens.weight", "head")):
+        folder = tmp_path / kept
+        folder.mkdir()
+        save_file({name: value for name, value in tensors.items() if name != missing}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        with pytest.raises(CheckpointError, match=rf"missing {missing.removeprefix('model.')}"):
+            Model.load(folder)
 
 
 def test_two_spellings_of_rope_that_differ_are_refused():

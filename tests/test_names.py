@@ -45,6 +45,7 @@ NAMES = {
     "ddtree.draft": ("draft_tree empty_draft "),
     "ddtree.draw": ("TreeView plot_acceptance plot_budgets plot_ranks tree_svg tree_text visible_text "),
     "ddtree.engine": ("Engine F32 I64 LARGEST_BUDGET Result Round Stop Text check_request decode root_only "),
+    "ddtree.gguf": ("BLOCK_TYPES BlockType F32 Gguf GgufTensor U8 decode_blocks read_gguf "),
     "ddtree.kdtr": (
         "DTYPES KdtrError KdtrFile Tensor bf16_to_float32 float32_to_bf16 load pack_int4 parse save unpack_int4 "
     ),

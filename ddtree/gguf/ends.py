@@ -46,9 +46,9 @@ def ends_by_text(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def token_texts(metadata: Mapping[str, Any]) -> list[str]:
-    """The vocabulary in the metadata of a GGUF file; empty if it has none."""
+    """The vocabulary in the metadata of a GGUF file; empty if it has none, or one that is no list of texts."""
     tokens = metadata.get("tokenizer.ggml.tokens")
-    return tokens if isinstance(tokens, list) else []
+    return tokens if isinstance(tokens, list) and all(isinstance(token, str) for token in tokens) else []
 
 # %% ../notebooks/22f_gguf_ends.ipynb #bd841603
 def end_tokens(metadata: Mapping[str, Any]) -> list[Any]:
