@@ -129,7 +129,7 @@ static inline unsigned ddtree_top_k_partial_float32_wide_shared(const ddtree_top
     return (unsigned)(0);
 }
 
-/* top_k_partial_bfloat16_wide: class E1, from ddtree/topk/partial.py
+/* top_k_partial_bfloat16_wide: class E1, from ddtree/topk/spans.py
      const int32[M] data
      int64 row_step
      int32 vocabulary

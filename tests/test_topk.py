@@ -118,6 +118,38 @@ def test_the_other_formats_are_exact():
     assert_same(top_k(every, 1024, device=FAST), top_k_ref(every.astype(np.float32), 1024))
 
 
+@st.composite
+def rows_of_16_bits(draw) -> np.ndarray:
+    """Rows that a lane reads by spans: tame and wild warps, a late rise, masks, half a span at the end."""
+    groups, count = draw(st.integers(1, 400)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    x = rng.normal(0, draw(st.sampled_from([0.0, 1.0, 5.0, 30.0, 1e4])), (count, 16 * groups)).astype(np.float32)
+    x[:, draw(st.integers(0, 16 * groups)) :] += draw(st.sampled_from([0, -90, 12, 25, 400]))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, 16 * groups))
+        x[:, at : at + draw(st.sampled_from([1, 16, 40, 3000]))] = draw(st.sampled_from([-np.inf, -0.0, -6e4]))
+    return np.clip(x, -np.inf, 6e4)
+
+
+@settings(max_examples=40)
+@given(rows_of_16_bits(), st.integers(1, 64))
+def test_generated_rows_of_16_bits_are_exact(x, k):
+    bits, values = to_bfloat16(x)
+    assert_same(top_k(bits, k, device=FAST), top_k_ref(values, k))
+    halves = x.astype(np.float16)
+    assert_same(top_k(halves, k, device=FAST), top_k_ref(halves.astype(np.float32), k))
+
+
+def test_bfloat16_about_the_limit_adds_what_the_reference_adds():
+    bits = np.full((3, 2560), 0xC9FF, np.uint16)  # below -2**20
+    bits[0, ::2], bits[1, 16:48], bits[2, 2500:] = 0xC980, 0xC97F, 0x4980  # -2**20, above it, 2**20
+    found = top_k(bits, 50, device=WATCHED)
+    assert_same(found, top_k_ref((bits.astype(np.uint32) << 16).view(np.float32), 50))
+    bits[1, 17] = 0x4981
+    with pytest.raises(ValueError, match=r"row \[1\] has a NaN, \+inf or a logit above 1048576"):
+        top_k(bits, 50, device=FAST)
+
+
 @pytest.mark.parametrize("columns", [640, 637])
 def test_infinite_float16_masks_and_nan_is_refused(columns):
     x = normal(2, 1, columns).astype(np.float16)
