@@ -8,6 +8,7 @@ __all__ = ['GpuArray', 'GpuDevice']
 # %% ../notebooks/06m_cuda_gpu_device.ipynb #6a873b8a
 import ctypes
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -17,9 +18,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .arguments import View, element_type
 from .compile import _import
-from .device import Device, Library
+from .device import Device, Launch, Library, is_watched
 from .gpu_run import GpuGraph as GpuGraph
-from .gpu_run import GpuRun, _make_config, stream_handle
+from .gpu_run import GpuRun, GpuSequence, GraphCalls, _make_config, stream_handle
 from .libraries import CupyArrays, TorchArrays, _gpu_view, _not_here, _on_another, library_name
 from .source import KernelSource
 from .text import _overlaps, link
@@ -71,6 +72,12 @@ def _require_gpu() -> None:
         )
 
 # %% ../notebooks/06m_cuda_gpu_device.ipynb #34e176e8
+def _function(function: Any, count: int) -> Any:
+    """A function of the driver that takes so many pointers or handles and returns an error."""
+    function.argtypes = [ctypes.c_void_p] * count
+    return function
+
+
 def _call(driver: Any, function: str, *args: Any) -> Any:
     """Call the driver; raises RuntimeError with the name of its error."""
     error, *values = getattr(driver, function)(*args)
@@ -123,8 +130,12 @@ class GpuDevice(Device):
         self._kernels: dict[KernelSource, tuple[Any, int]] = {}
         self._libraries: dict[type, Library] = {}
         driver = _load_driver()
-        self._launch, self._capturing = driver.cuLaunchKernelEx, driver.cuStreamIsCapturing
-        self._launch.argtypes, self._capturing.argtypes = [ctypes.c_void_p] * 4, [ctypes.c_void_p] * 2
+        self._launch = _function(driver.cuLaunchKernelEx, 4)
+        self._capturing = _function(driver.cuStreamIsCapturing, 2)
+        read, change = driver.cuGraphKernelNodeGetParams_v2, driver.cuGraphExecKernelNodeSetParams_v2
+        functions = _function(read, 2), _function(change, 3), _function(driver.cuGraphLaunch, 2)
+        free = _function(driver.cuGraphExecDestroy, 1)
+        self._calls = GraphCalls(self._capture, *functions, free, partial(self._failed, "a graph"))
         self._kept: list[GpuArray] = []
 
     @property
@@ -178,10 +189,20 @@ class GpuDevice(Device):
         return host
 
     def graph(self) -> GpuGraph:
-        return GpuGraph(self._device.create_graph_builder(), self._stream)
+        return GpuGraph(self._device.create_graph_builder(), self._calls)
 
     def synchronize(self) -> None:
         self._device.sync()
+
+    def sequence(self, launches: Sequence[Launch]) -> Callable[[Any], None]:
+        runs = [launch.run for launch in launches if all(launch.grid) and isinstance(launch.run, GpuRun)]
+        one_by_one = super().sequence(launches)
+        as_one = GpuSequence(runs, self._calls) if runs and self._only else one_by_one
+
+        def run(stream: Any) -> None:
+            (one_by_one if is_watched() else as_one)(stream)
+
+        return run
 
     def current_stream(self) -> int:
         return 0
@@ -241,6 +262,19 @@ class GpuDevice(Device):
         launch = self._launch if self._only else self._launch_here
         return GpuRun(launch, int(self._load(kernel)[0].handle), config, follow, failed, values)
 
+    def _capture(self, count: int, record: Callable[[int], None]) -> tuple[int, list[int]]:
+        """A graph of so many launches, see `GraphCalls`; the stream that records is nobody else's."""
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        stream = self._call("cuStreamCreate", self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._call("cuStreamBeginCapture", stream, mode)
+        try:
+            record(int(stream))
+        finally:
+            graph = self._call("cuStreamEndCapture", stream)
+            self._call("cuStreamDestroy", stream)
+        nodes = self._call("cuGraphGetNodes", graph, count)
+        return int(self._call("cuGraphInstantiate", graph, 0)), [int(node) for node in nodes]
+
     def _launch_here(self, *call: Any) -> int:
         """A launch on this GPU where the current one may be another."""
         self._call("cuCtxPushCurrent", self._context)
@@ -254,4 +288,4 @@ class GpuDevice(Device):
         if error == _INVALID_CONTEXT and not int(self._call("cuCtxGetCurrent")):
             self._device.set_current()
         else:
-            raise RuntimeError(f"{name}: cuLaunchKernelEx: {self._driver.CUresult(error).name}")
+            raise RuntimeError(f"{name} could not be launched: {self._driver.CUresult(error).name}")

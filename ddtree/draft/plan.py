@@ -8,7 +8,7 @@ __all__ = ['SLOTS', 'empty_draft', 'arrays_of', 'with_arrays', 'Shapes', 'Number
 
 # %% ../notebooks/14b_draft_plan.ipynb #43aac340
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,8 @@ def with_arrays(arrays: Sequence[Any]) -> Draft:
     """A draft of such arrays, or of views of them."""
     trees, layout = arrays[7 : 7 + len(_TREES)], arrays[7 + len(_TREES) :]
     ids, logits, log_probs, log_z, state, *work = arrays[:7]
-    return Draft(TopK(ids, logits, log_probs, log_z, state, tuple(work)), Trees(*trees), TreeLayout(*layout))
+    top = TopK(ids, logits, log_probs, log_z, state, None if work[0] is None else tuple(work))
+    return Draft(top, Trees(*trees), TreeLayout(*layout))
 
 # %% ../notebooks/14b_draft_plan.ipynb #bc3c94cf
 class Shapes(Library):
@@ -132,8 +133,10 @@ class Numbers:
 class Ready:
     """Prepared launches, and where in them the array of each slot stands."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
-        self.launches = launches
+    def __init__(self, launches: Sequence[Launch], device: Device) -> None:
+        self.launches, self._device = launches, device
+        self._sequence: Callable[[Any], None] | None = None
+        self.out: Draft | None = None  # what they write to, if that is known to be as before
         self._uses: dict[str, list[tuple[Run, int]]] = {}
         self._at: dict[str, int] = {}
         for launch in launches:
@@ -141,6 +144,16 @@ class Ready:
                 if isinstance(value, View) and value.slot:
                     self._uses.setdefault(value.slot, []).append((launch.run, i))
                     self._at[value.slot] = value.address
+
+    def run(self, stream: Any, recording: bool = False) -> None:
+        """Launch them; a stream that records gets them one by one."""
+        if recording:
+            for launch in self.launches:
+                launch(stream)
+            return
+        if self._sequence is None:
+            self._sequence = self._device.sequence(self.launches)
+        self._sequence(stream)
 
     def point(self, slot: str, array: Any, address: int) -> None:
         """Let the launches take this array for the slot; it must be like the one they were prepared with."""
@@ -162,7 +175,7 @@ def prepare_draft(given: dict[str, View | None], out: Draft, device: Device) -> 
     top = prepare_top_k(logits, out.top, adjustment, 0, device)
     candidates = out.top.log_probs, out.top.ids
     build = prepare_build(*candidates, given["budget"], given["root_tokens"], limits, trees, device)
-    return Ready([*top, build, prepare_layout(trees, given["lengths"], out.layout, device)])
+    return Ready([*top, build, prepare_layout(trees, given["lengths"], out.layout, device)], device)
 
 # %% ../notebooks/14b_draft_plan.ipynb #98761bcf
 def _check_costs_size(costs: View | None, places: int) -> None:
@@ -208,7 +221,13 @@ class DraftPlan:
         self._numbers = {name: Numbers(name, self._batch[0], self.device) for name in _NUMBERS}
         self._own: dict[Library, Draft] = {}
         self._ready: dict[Any, Ready] = {}
+        like = empty_draft(self.shape, self.places, Shapes())
+        self._kinds = tuple((array.shape, array.dtype) for array in arrays_of(like, like.top.work or ()))
+        self._results = (*self._kinds[:5], *self._kinds[7:])  # without work
+        self._made: tuple[Draft, list[int]] | None = None  # the last places made here, and where they lie
         self._fits: Draft | None = None
+        self._logits: View | None = None  # as they were given to the last run that looked
+        self._last: tuple[Library, dict[str, View | None], Ready] | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -216,7 +235,14 @@ class DraftPlan:
 
     def empty(self, like: Any = None, *, work: bool = True) -> Draft:
         """Places for the results of a run, for `out`: arrays of the library of `like`, by default the device's own."""
-        return empty_draft(self.shape, self.places, self.device.library(like), work=work)
+        library = self.device.library(like)
+        arrays, addresses = library.empty_all(self._kinds if work else self._results)
+        if not work:
+            own = self._own_draft(library).top.work or ()
+            arrays[5:5], addresses[5:5] = [None, None], [library.address(array) for array in own]
+        draft = with_arrays(arrays)
+        self._made = draft, addresses
+        return draft
 
     def run(
         self,
@@ -251,16 +277,22 @@ class DraftPlan:
             "chain_length": chain_length,
             "lengths": lengths,
         }
+        arrays = {"logits": logits, "bias": bias, "allowed": allowed, "costs": costs}
         with self._lock:
             library = self.device.library(logits)
             order = library.current_stream() if stream is None else stream
             if out is None:
                 out = self._own_draft(library)
-            recording = self.device.is_recording(order)
-            arrays = {"bias": bias, "allowed": allowed, "costs": costs}
-            given = self._look(logits, numbers, arrays, order, recording)
-            for launch in self._prepared(given, out, library, recording).launches:
-                launch(order)
+            if self.device.is_recording(order):
+                self._last = None
+                self._prepared(self._look(arrays, numbers, order, True), out, library, True).run(order, True)
+            else:
+                ready = self._again(library, arrays, numbers, out, order)
+                if ready is None:
+                    given = self._look(arrays, numbers, order, False)
+                    ready = self._prepared(given, out, library, False)
+                    self._last = library, given, ready
+                ready.run(order)
         return out
 
     def graph(self, logits: Any, root_tokens: Any = 0, **options: Any) -> "DraftGraph":
@@ -275,16 +307,43 @@ class DraftPlan:
             self._own[library] = empty_draft(self.shape, self.places, library)
         return self._own[library]
 
+    def _again(
+        self, library: Library, arrays: dict[str, Any], numbers: dict[str, Any], out: Draft, stream: Any
+    ) -> Ready | None:
+        """The launches of the run before, if this one differs only in where arrays lie; pointed to them."""
+        if self._last is None or self._last[0] is not library or library is self.device:
+            return None
+        _, given, ready = self._last
+        for name, value in (*arrays.items(), *numbers.items()):
+            known, kind = self._logits if name == "logits" else given[name], type(value)
+            if value is None or known is None:
+                if value is not known:
+                    return None
+            elif kind is int or kind is float:
+                if self._numbers[name].view(value, stream, False) is not known:
+                    return None
+            else:
+                there = self.device.library(value)
+                address = there.address_if_like(value, known) if self.device.is_here(value) else -1
+                if address < 0 or (name == "logits" and (address ^ known.address) % 16):
+                    return None
+                ready.point(name, value if there is self.device else None, address)
+        if out is not ready.out:
+            self._point_out(ready, out, library, False)
+        return ready
+
     def _look(
-        self, logits: Any, numbers: dict[str, Any], arrays: dict[str, Any], stream: Any, recording: bool
+        self, arrays: dict[str, Any], numbers: dict[str, Any], stream: Any, recording: bool
     ) -> dict[str, View | None]:
         """Views of the arguments; raises TypeError or ValueError for those that do not fit the plan."""
-        device, view = self.device, self.device.view("logits", logits)
+        device, logits = self.device, arrays["logits"]
+        view = device.view("logits", logits)
         if view.shape != self.shape or view.dtype != self._element:
             raise ValueError(
                 f"DraftPlan: logits is {view.dtype}{list(view.shape)}; the plan was made for {self.dtype}"
                 f"{list(self.shape)}"
             )
+        self._logits = view
         if len(view.shape) == 2:
             steps = None if view.strides is None else (view.shape[0] * view.strides[0], *view.strides)
             view = view._replace(shape=self._batch, strides=steps)
@@ -292,7 +351,8 @@ class DraftPlan:
             view = view._replace(owner=_words(view, _row_step(view), view.dtype.itemsize).owner)
         given: dict[str, View | None] = {"logits": view}
         given |= {name: self._numbers[name].view(value, stream, recording) for name, value in numbers.items()}
-        for name, values in arrays.items():
+        for name in ("bias", "allowed", "costs"):
+            values = arrays[name]
             if values is not None and name == "costs" and not hasattr(values, "__cuda_array_interface__"):
                 values = check_costs(values, self.places, "build_trees")
             there = None if values is None else self._take(values, logits, stream, recording)
@@ -313,21 +373,34 @@ class DraftPlan:
 
     def _prepared(self, given: dict[str, View | None], out: Draft, library: Library, recording: bool) -> Ready:
         """The launches for such inputs, pointed to these and to the results."""
-        if out.top.work is not None and out is not self._own.get(library) and out is not self._fits:
-            self._check_out(out)
-        arrays, logits = arrays_of(out, out.top.work or self._own_draft(library).top.work or ()), given["logits"]
+        logits, held = given["logits"], recording or library is self.device
         assert logits is not None
         key = logits.address % 16 == 0, *[view and view[2:6] for view in given.values()]
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._prepare(given, arrays)
-        held = recording or library is self.device  # torch and CuPy give memory back in order of their streams
+            ready = self._ready[key] = self._prepare(given, self._arrays(out, library))
         for name, view in given.items():
-            if view is not None:
+            if view is not None:  # torch and CuPy give memory back in order of their streams
                 ready.point(name, view.owner if held else None, view.address)
-        for slot, array in zip(SLOTS, arrays, strict=True):
-            ready.point(slot, array if held else None, library.address(array))
+        self._point_out(ready, out, library, held)
         return ready
+
+    def _point_out(self, ready: Ready, out: Draft, library: Library, held: bool) -> None:
+        """Let the launches write to these places."""
+        made = self._made
+        if made and made[0] is out and not held and out.top.work is None:
+            for slot, address in zip(SLOTS, made[1], strict=True):
+                ready.point(slot, None, address)
+        else:
+            for slot, array in zip(SLOTS, self._arrays(out, library), strict=True):
+                ready.point(slot, array if held else None, library.address(array))
+        ready.out = out if out is self._own.get(library) else None  # others may be new ones at the same place
+
+    def _arrays(self, out: Draft, library: Library) -> list[Any]:
+        """The arrays of a draft, with those of the plan for what one kernel hands to the next if it has none."""
+        if out.top.work is not None and out is not self._own.get(library) and out is not self._fits:
+            self._check_out(out)
+        return arrays_of(out, out.top.work or self._own_draft(library).top.work or ())
 
     def _prepare(self, given: dict[str, View | None], arrays: Sequence[Any]) -> Ready:
         """The launches, made ready with views that carry their slots."""
