@@ -43,7 +43,7 @@ from ddtree.cuda import text as text_module
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 In = Annotated[Any, "const float32[N]"]
 Out = Annotated[Any, "float32[N]"]

@@ -7,6 +7,7 @@ __all__ = ['GpuArray', 'GpuGraph', 'GpuDevice']
 
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #6a873b8a
 import ctypes
+import os
 import sys
 from functools import cache
 from math import prod
@@ -16,12 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .arguments import View, _storage
-from .compile import _import
 from .contract import flatten
 from .device import Device, _Run
+from .driver import FORKED, _call, import_cuda, machine_code, make_current
 from .ptx_device import _NOT_RECORDING
 from .source import KernelSource
-from .text import _overlaps, link
+from .text import _overlaps
 
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #58fa1af4
 _dtype = cache(np.dtype)
@@ -35,7 +36,7 @@ def _gpu_view(name: str, array: Any) -> View:
         dtype, shape, strides = _dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
         address, read_only = interface["data"]
     elif hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == _KDLCUDA:
-        view = _import("cuda.core.utils").StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+        view = import_cuda("cuda.core.utils").StridedMemoryView.from_dlpack(array, stream_ptr=-1)
         dtype, shape, address, read_only = np.dtype(view.dtype), view.shape, view.ptr, view.readonly
         strides = view.strides and tuple(step * dtype.itemsize for step in view.strides)
     else:
@@ -64,20 +65,30 @@ class GpuArray:
 
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #25448295
 _OLDEST_DRIVER = 13_000  # CUDA 13.0: driver 580
+_NOT_INITIALIZED = 3  # what cuInit says in a fork of a process that used CUDA
 
 
 @cache
 def _driver_version() -> int | None:
-    """The CUDA version of the driver, 13000 for 13.0; None where there is no driver or no GPU."""
+    """The CUDA version of the driver, 13000 for 13.0; None where there is no driver or no GPU.
+
+    Raises RuntimeError in a fork of a process that used CUDA.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
     count, version = ctypes.c_int(), ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+    if (error := driver.cuInit(0)) == _NOT_INITIALIZED:
+        raise RuntimeError(FORKED)
+    if error or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return None
     driver.cuDriverGetVersion(ctypes.byref(version))
     return version.value
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_driver_version.cache_clear)
 
 
 def _require_gpu() -> None:
@@ -92,14 +103,6 @@ def _require_gpu() -> None:
         )
 
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #34e176e8
-def _call(driver: Any, function: str, *args: Any) -> Any:
-    """Call the driver; raises RuntimeError with the name of its error."""
-    error, *values = getattr(driver, function)(*args)
-    if error:
-        raise RuntimeError(f"{function}: {error.name}")
-    return values[0] if values else None
-
-
 def _to_host(device: "GpuDevice", view: View) -> NDArray[Any]:
     """A copy of what a view shows, after all work of the default stream."""
     if not view.ordered:
@@ -155,7 +158,8 @@ class GpuGraph:
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #0579553d
 def _load_kernel(kernel: KernelSource, device: "GpuDevice") -> tuple[Any, int]:
     """The kernel on a GPU, allowed all the shared memory a block can have, and the static bytes it has."""
-    loaded = link(kernel.ptx(device.arch), device.arch)[0].get_kernel(kernel.entry)
+    code = machine_code(device._driver, kernel.ptx_to_run(device.arch), kernel.entry, device.arch)
+    loaded = device._core.ObjectCode.from_cubin(code).get_kernel(kernel.entry)
     attribute, which = device._driver.CUfunction_attribute, (int(loaded.handle), device.ordinal)
     static = device._call("cuKernelGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, *which)
     dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -163,11 +167,12 @@ def _load_kernel(kernel: KernelSource, device: "GpuDevice") -> tuple[Any, int]:
     return loaded, static
 
 
-def _make_run(core: Any, default: Any, config: Any, loaded: Any, values: list[View | np.generic]) -> _Run:
-    """The function that launches a loaded kernel on a stream, by default `default`."""
+def _make_run(core: Any, ordinal: int, default: Any, config: Any, loaded: Any, values: list[View | np.generic]) -> _Run:
+    """The function that launches a loaded kernel on a stream of a GPU, by default `default`."""
     launch, words = core.launch, _flat_words(values)
 
     def run(stream: Any) -> None:
+        make_current(core, ordinal)
         if isinstance(stream, GpuGraph):
             stream = stream.add(values)
         elif isinstance(stream, int):
@@ -181,16 +186,17 @@ class GpuDevice(Device):
     """An NVIDIA GPU through `cuda.core`: by default the one that is current, which torch and CuPy share.
 
     Work is ordered by streams, as in CUDA: arrays of other libraries must be ready on the stream of the launch. Raises
-    RuntimeError without a GPU or with a driver that is too old, ImportError without the `gpu` extra.
+    RuntimeError without a GPU, with a driver that is too old and in a fork of a process that used CUDA, ImportError
+    without the `gpu` extra.
     """
 
     name = "gpu"
 
     def __init__(self, ordinal: int | None = None) -> None:
         _require_gpu()
-        self._core, self._driver = _import("cuda.core"), _import("cuda.bindings.driver")
+        self._core, self._driver = import_cuda("cuda.core"), import_cuda("cuda.bindings.driver")
         self._device = self._core.Device(ordinal)
-        self._device.set_current()
+        make_current(self._core, self.ordinal)
         self._stream = self._device.default_stream
         self.arch = f"sm_{self._device.arch}"
         self.max_shared = self._device.properties.max_shared_memory_per_block_optin
@@ -202,11 +208,17 @@ class GpuDevice(Device):
         """The GPU's number."""
         return int(self._device.device_id)
 
+    def _enter(self) -> None:
+        """Make the GPU current in this thread; a thread that has launched before pays for one comparison."""
+        make_current(self._core, self.ordinal)
+
     def _call(self, function: str, *args: Any) -> Any:
+        self._enter()
         return _call(self._driver, function, *args)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> GpuArray:
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+        self._enter()
         memory = self._device.allocate(max(1, prod(shape) * dtype.itemsize), stream=self._stream)
         return GpuArray(memory, shape, dtype)
 
@@ -221,9 +233,11 @@ class GpuDevice(Device):
         return _to_host(self, self._view("array", array))
 
     def graph(self) -> GpuGraph:
+        self._enter()
         return GpuGraph(self._device.create_graph_builder(), self._stream)
 
     def synchronize(self) -> None:
+        self._enter()
         self._device.sync()
 
     def is_here(self, array: Any) -> bool:
@@ -240,6 +254,7 @@ class GpuDevice(Device):
 
     def _load(self, kernel: KernelSource) -> tuple[Any, int]:
         if kernel not in self._kernels:
+            self._enter()
             self._kernels[kernel] = _load_kernel(kernel, self)
         return self._kernels[kernel]
 
@@ -247,4 +262,4 @@ class GpuDevice(Device):
         shape = {"grid": grid, "block": kernel.rule.block, "shmem_size": shared}
         overlap = {"programmatic_stream_serialization": _overlaps(self.arch)}  # safe: every kernel begins with a wait
         config = self._core.LaunchConfig(**shape, **overlap) if all(grid) else None
-        return _make_run(self._core, self._stream, config, self._load(kernel)[0], values)
+        return _make_run(self._core, self.ordinal, self._stream, config, self._load(kernel)[0], values)

@@ -116,7 +116,7 @@ class PtxGraph:
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #3c923400
 class PtxDevice(Device):
-    """The PTX machine as a device: it runs the code for sm_120 on the CPU.
+    """The PTX machine as a device: it runs on the CPU what a card of sm_120 would run.
 
     check: report races, reads of memory never written and divergent barriers as PtxError; bounds are always checked.
     count: count sectors and bank conflicts. Without both it is faster. An element of an array from `empty` counts as
@@ -157,10 +157,10 @@ class PtxDevice(Device):
         return View(array, array.ctypes.data, dtype, array.shape, flags.c_contiguous, flags.writeable)
 
     def _static_shared(self, kernel: KernelSource) -> int:
-        return load_ptx(kernel.ptx(self.arch)).entries[kernel.entry].static_shared
+        return load_ptx(kernel.ptx_to_run(self.arch)).entries[kernel.entry].static_shared
 
     def _bind(self, kernel: KernelSource, grid: tuple[int, ...], shared: int, values: list[View | np.generic]) -> _Run:
-        program = load_ptx(kernel.ptx(self.arch))
+        program = load_ptx(kernel.ptx_to_run(self.arch))
         options: dict[str, Any] = {"memory": self.memory, "dynamic_shared": shared}
         options |= {"check": self.check, "count": self.count}
 

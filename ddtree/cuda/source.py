@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import distributions
 
 from ddtree.cuda.compile import (
     _ONE_AT_A_TIME,
@@ -28,14 +27,19 @@ from ddtree.cuda.compile import (
     check_arch,
 )
 from .contract import Parameter, parse_contract
+from .kept import cache_folder, entry_path, keep, read_kept
+from .notices import announced
+from .packaged import packaged_text
 from .rule import LaunchRule
-from .store import _codes, _keep, _kept_file, _read_kept
+from .store import _codes, _describe
 from .text import _PTX_VERSIONS, _begin, _canonical, _check_defined, _overlaps
 
 # %% ../notebooks/06g_cuda_source.ipynb #2e5413a1
 @cache
 def _compilers() -> str:
     """The versions of what compiles, its settings, and how this package calls it."""
+    from importlib.metadata import distributions
+
     names = ("numba", "llvmlite", "nvidia", "cuda", "ddtree")
     versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
@@ -58,6 +62,7 @@ class KernelSource:
     early: bool = False
     parameters: tuple[Parameter, ...] = field(init=False)
     _texts: dict[str, str] = field(default_factory=dict, init=False)
+    _found: dict[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", parse_contract(self.function))
@@ -77,20 +82,48 @@ class KernelSource:
         return f"ddtree_{self.name}"
 
     def ptx(self, arch: str = "sm_120") -> str:
-        """The PTX for an architecture, compiled on first use: the same text on every machine with the same compiler.
+        """The PTX compiled for an architecture on first use: the same text on every machine with the same compiler.
 
-        If the environment variable DDTREE_CACHE names a folder, the text is kept there for later processes.
-        Raises ValueError for an architecture that the compiler does not know and for arithmetic on float16, ImportError
-        when the `gpu` extra is missing, and numba's errors for a function it cannot compile.
+        It is kept for later processes: see `ddtree.cuda.kept`. Raises ValueError for an architecture that the compiler
+        does not know and for arithmetic on float16, ImportError when the `dev` extra is missing, and numba's errors for
+        a function it cannot compile.
         """
         if arch not in self._texts:
             with _ONE_AT_A_TIME:
-                kept = _kept_file(self.function, _compilers, [self.entry, arch, repr((self.parameters, self.early))])
-                text = self._texts.get(arch) or _read_kept(kept)
-                self._texts[arch] = text or self._compile(arch)
-                if kept and not text:
-                    _keep(kept, self._texts[arch])
+                if arch not in self._texts:
+                    self._texts[arch] = self._kept_or_compiled(arch)
         return self._texts[arch]
+
+    def ptx_to_run(self, arch: str) -> str:
+        """The PTX that a device of this architecture runs: the packaged text if there is one, else `ptx(arch)`.
+
+        Raises what `ptx` raises; an ImportError says why the kernel must be compiled.
+        """
+        if arch not in self._found:
+            try:
+                self._found[arch] = packaged_text(self, arch)
+            except LookupError as reason:
+                self._found[arch] = self._ptx_because(arch, str(reason))
+        return self._found[arch]
+
+    def _ptx_because(self, arch: str, reason: str) -> str:
+        try:
+            return self.ptx(arch)
+        except ImportError as error:
+            raise ImportError(f"{self.name} must be compiled for {arch}, as {reason}: {error}") from error
+
+    def _kept_or_compiled(self, arch: str) -> str:
+        """The canonical PTX from an earlier process, else compiled and kept."""
+        described = _describe(self.function) if cache_folder() else None
+        more = [self.entry, arch, repr((self.parameters, self.early))]
+        path = entry_path(self.function.__name__, "ptx", _compilers(), *more, described) if described else None
+        if (kept := read_kept(path)) is not None:
+            return kept.decode()
+        where = f"kept in {path.parent}" if path else "not kept"
+        with announced(f"compiling {self.name} for {arch}", f"; {where}"):
+            text = self._compile(arch)
+        keep(path, text.encode())
+        return text
 
     def _compile(self, arch: str) -> str:
         """The canonical PTX, compiled anew."""
