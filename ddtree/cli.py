@@ -539,9 +539,8 @@ def env(as_json: JsonOption = False) -> None:
         "kernels on a GPU": driver and bool(facts["gpus"]),
         "kernel compiler": compiler,
     }
-    facts["kernels kept in"] = str(cache_folder() or "nowhere")
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(facts | {"kernels_kept_in": str(cache_folder() or "")}))
         return
     for key in ("ddtree", "python", "platform", "cpu", "blas"):
         print(f"{key:12} {facts[key]}")
@@ -550,7 +549,7 @@ def env(as_json: JsonOption = False) -> None:
     print(f"{'GPUs':12} {'; '.join(facts['gpus']) or 'none seen (no nvidia-smi)'}")
     for name, works in facts["works"].items():
         print(f"{name:17}{'works here' if works else 'does not work here'}")
-    print(f"compiled kernels are kept in {facts['kernels kept in']}")
+    print(f"compiled kernels are kept in {cache_folder() or 'no folder'}")
     if facts["gpus"] and not driver:
         print("kernels on a GPU need two small wheels: python -m pip install 'ddtree[gpu]'")
     if not compiler:

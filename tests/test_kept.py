@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: where it is, what is taken from it, and that nothing about it makes a program fail."""
+"""The folder of compiled kernels: where it is, what is taken from it, and that nothing about it makes a call fail."""
 
 import errno
 import os
@@ -15,8 +15,7 @@ from ddtree.cuda.kept import cache_folder, entry_path, keep, read_kept
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "new" / "folder"))
+def folder(tmp_path) -> Path:
     return tmp_path / "new" / "folder"
 
 
@@ -29,9 +28,9 @@ def said(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", ["", " ", "off", "OFF"])
-def test_the_environment_turns_it_off(monkeypatch, choice):
-    monkeypatch.setenv("DDTREE_CACHE", choice)
-    assert cache_folder() is None and entry_path("scale", "ptx") is None and read_kept(None) is None
+def test_the_environment_turns_it_off(choice):
+    assert cache_folder({"DDTREE_CACHE": choice}) is None
+    assert entry_path(None, "scale", "ptx") is None and read_kept(None) is None
     keep(None, b"")
 
 
@@ -64,7 +63,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch, choice):
 
 
 def test_entries_that_are_cut_changed_copied_or_not_ours_are_not_taken_and_are_replaced(folder):
-    path, other = entry_path("scale", "cubin", "a"), entry_path("scale", "cubin", "b")
+    path, other = entry_path(folder, "scale", "cubin", "a"), entry_path(folder, "scale", "cubin", "b")
     keep(path, b"machine\ncode")
     whole = path.read_bytes()
     assert read_kept(path) == b"machine\ncode" and read_kept(other) is None
@@ -79,17 +78,16 @@ def test_entries_that_are_cut_changed_copied_or_not_ours_are_not_taken_and_are_r
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\n\n// \n", bytes(range(256))])
 def test_any_content_is_kept(folder, content):
-    path = entry_path("scale", "ptx", "a")
+    path = entry_path(folder, "scale", "ptx", "a")
     keep(path, content)
     assert read_kept(path) == content
 
 
-def test_a_folder_that_cannot_be_is_said_once_and_nothing_fails(tmp_path, monkeypatch, said):
+def test_a_folder_that_cannot_be_is_said_once_and_nothing_fails(tmp_path, said):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "file"))
     for name in "ab":
-        keep(entry_path(name, "ptx"), b"text")
-        assert read_kept(entry_path(name, "ptx")) is None
+        keep(entry_path(tmp_path / "file", name, "ptx"), b"text")
+        assert read_kept(entry_path(tmp_path / "file", name, "ptx")) is None
     wanted = f"compiled kernels are not kept in {tmp_path / 'file'} ("
     assert said and all(line.startswith(wanted) and "set DDTREE_CACHE to another folder" in line for line in said)
     assert len(said) == len(set(said)) <= 2  # it does not exist, and it cannot be made
@@ -97,7 +95,8 @@ def test_a_folder_that_cannot_be_is_said_once_and_nothing_fails(tmp_path, monkey
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_a_full_disk_or_a_folder_to_read_only_leaves_no_scratch_file(folder, monkeypatch, said, number):
-    keep(entry_path("before", "ptx"), b"text")
+    before, after = entry_path(folder, "before", "ptx"), entry_path(folder, "after", "ptx")
+    keep(before, b"text")
     write = Path.write_bytes
 
     def fail(path: Path, data: bytes) -> int:
@@ -105,20 +104,20 @@ def test_a_full_disk_or_a_folder_to_read_only_leaves_no_scratch_file(folder, mon
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    keep(entry_path("after", "ptx"), b"text" * 1000)
-    assert [path.name for path in folder.iterdir()] == [entry_path("before", "ptx").name]
-    assert read_kept(entry_path("before", "ptx")) == b"text" and read_kept(entry_path("after", "ptx")) is None
+    keep(after, b"text" * 1000)
+    assert list(folder.iterdir()) == [before]
+    assert read_kept(before) == b"text" and read_kept(after) is None
     assert len(said) == 1 and os.strerror(number) in said[0] and str(folder) in said[0]
 
 
 def test_an_entry_that_may_not_be_read_is_said_and_made_again(folder, monkeypatch, said):
-    keep(entry_path("a", "ptx"), b"text")
+    keep(entry_path(folder, "a", "ptx"), b"text")
 
     def refuse(path: Path) -> bytes:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert read_kept(entry_path("a", "ptx")) is None and len(said) == 1
+    assert read_kept(entry_path(folder, "a", "ptx")) is None and len(said) == 1
 
 
 def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
@@ -127,7 +126,7 @@ def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        keep(entry_path("a", "ptx"), b"text")
+        keep(entry_path(folder, "a", "ptx"), b"text")
     assert list(folder.iterdir()) == []
 
 
@@ -135,29 +134,33 @@ def test_the_oldest_entries_and_old_scratch_files_go_and_others_files_stay(folde
     monkeypatch.setattr(kept, "_MOST", 1000)
     folder.mkdir(parents=True)
     now = time.time()
-    for name, age in (("a.ptx", 30), ("b.cubin", 20), ("c.ptx", 10), ("notes.txt", 9999), ("d.part", 9999), ("e.part", 5)):
+    ages = {"a.ptx": 30, "b.cubin": 20, "c.ptx": 10, "notes.txt": 9999, "d.part": 9999, "e.part": 5}
+    for name, age in ages.items():
         (folder / name).write_bytes(bytes(400))
         os.utime(folder / name, (now - age, now - age))
-    keep(entry_path("new", "ptx"), bytes(100))
-    assert {path.name for path in folder.iterdir()} == {"c.ptx", "e.part", "notes.txt", entry_path("new", "ptx").name}
+    new = entry_path(folder, "new", "ptx")
+    keep(new, bytes(100))
+    assert {path.name for path in folder.iterdir()} == {"c.ptx", "e.part", "notes.txt", new.name}
 
 
 def test_an_entry_that_another_process_deleted_meanwhile_is_no_error(folder, monkeypatch):
     monkeypatch.setattr(kept, "_MOST", 0)
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(keep, entry_path("a", "ptx", str(i)), bytes(1000)) for i in range(200)]:
+        for done in [pool.submit(keep, entry_path(folder, "a", "ptx", str(i)), bytes(1000)) for i in range(200)]:
             done.result()
     assert list(folder.glob("*.part")) == []
 
 
 RACE = """
 import sys
+from pathlib import Path
 from ddtree.cuda.kept import entry_path, keep, read_kept
+folder = Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 taken = 0
 for i in range(300):
-    path = entry_path("a", "ptx", str(i % 3))
+    path = entry_path(folder, "a", "ptx", str(i % 3))
     found = read_kept(path)
     assert found in (None, bytes([i % 3]) * 100_000), "half an entry"
     taken += found is not None
@@ -168,7 +171,7 @@ print(taken)
 
 
 def test_processes_that_write_and_read_the_same_entries_see_whole_ones_or_none(folder):
-    command = [sys.executable, "-W", "error", "-c", RACE]
+    command = [sys.executable, "-W", "error", "-c", RACE, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     running = [subprocess.Popen(command, **pipes) for _ in range(3)]
     for process in running:

@@ -108,12 +108,12 @@ def driver_release(driver: Any, place: str = "/proc/driver/nvidia/version") -> s
     return f"{_call(driver, 'cuDriverGetVersion')} {own}".strip()
 
 
-def machine_code(driver: Any, text: str, entry: str, arch: str) -> bytes:
-    """The machine code of PTX for the current GPU, kept or made by `link_on_gpu`.
+def machine_code(driver: Any, text: str, entry: str, arch: str, folder: Path | None) -> bytes:
+    """The machine code of PTX for the current GPU, kept in a folder or made by `link_on_gpu`.
 
-    arch: of the current GPU, "sm_90".
+    arch: of the current GPU, "sm_90". folder: None to keep nothing.
     """
-    path = entry_path(entry, "cubin", text, arch, driver_release(driver))
+    path = entry_path(folder, entry, "cubin", text, arch, driver_release(driver))
     code = read_kept(path)
     if code is None:
         code = link_on_gpu(driver, text, entry)

@@ -20,6 +20,7 @@ from .arguments import View, _storage
 from .contract import flatten
 from .device import Device, _Run
 from .driver import FORKED, _call, import_cuda, machine_code, make_current
+from .kept import cache_folder
 from .ptx_device import _NOT_RECORDING
 from .source import KernelSource
 from .text import _overlaps
@@ -158,7 +159,7 @@ class GpuGraph:
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #0579553d
 def _load_kernel(kernel: KernelSource, device: "GpuDevice") -> tuple[Any, int]:
     """The kernel on a GPU, allowed all the shared memory a block can have, and the static bytes it has."""
-    code = machine_code(device._driver, kernel.ptx_to_run(device.arch), kernel.entry, device.arch)
+    code = machine_code(device._driver, kernel.ptx_to_run(device.arch), kernel.entry, device.arch, cache_folder())
     loaded = device._core.ObjectCode.from_cubin(code).get_kernel(kernel.entry)
     attribute, which = device._driver.CUfunction_attribute, (int(loaded.handle), device.ordinal)
     static = device._call("cuKernelGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, *which)
@@ -186,8 +187,7 @@ class GpuDevice(Device):
     """An NVIDIA GPU through `cuda.core`: by default the one that is current, which torch and CuPy share.
 
     Work is ordered by streams, as in CUDA: arrays of other libraries must be ready on the stream of the launch. Raises
-    RuntimeError without a GPU, with a driver that is too old and in a fork of a process that used CUDA, ImportError
-    without the `gpu` extra.
+    RuntimeError without a GPU, with an old driver and in a fork of a process that used CUDA, ImportError without `gpu`.
     """
 
     name = "gpu"
@@ -196,6 +196,7 @@ class GpuDevice(Device):
         _require_gpu()
         self._core, self._driver = import_cuda("cuda.core"), import_cuda("cuda.bindings.driver")
         self._device = self._core.Device(ordinal)
+        self.ordinal = int(self._device.device_id)
         make_current(self._core, self.ordinal)
         self._stream = self._device.default_stream
         self.arch = f"sm_{self._device.arch}"
@@ -203,23 +204,18 @@ class GpuDevice(Device):
         self._only = len(self._core.Device.get_all_devices()) == 1
         self._kernels: dict[KernelSource, tuple[Any, int]] = {}
 
-    @property
-    def ordinal(self) -> int:
-        """The GPU's number."""
-        return int(self._device.device_id)
-
-    def _enter(self) -> None:
-        """Make the GPU current in this thread; a thread that has launched before pays for one comparison."""
+    def _here(self) -> Any:
+        """The GPU, current in this thread."""
         make_current(self._core, self.ordinal)
+        return self._device
 
     def _call(self, function: str, *args: Any) -> Any:
-        self._enter()
+        self._here()
         return _call(self._driver, function, *args)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> GpuArray:
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
-        self._enter()
-        memory = self._device.allocate(max(1, prod(shape) * dtype.itemsize), stream=self._stream)
+        memory = self._here().allocate(max(1, prod(shape) * dtype.itemsize), stream=self._stream)
         return GpuArray(memory, shape, dtype)
 
     def array(self, values: ArrayLike) -> GpuArray:
@@ -233,12 +229,10 @@ class GpuDevice(Device):
         return _to_host(self, self._view("array", array))
 
     def graph(self) -> GpuGraph:
-        self._enter()
-        return GpuGraph(self._device.create_graph_builder(), self._stream)
+        return GpuGraph(self._here().create_graph_builder(), self._stream)
 
     def synchronize(self) -> None:
-        self._enter()
-        self._device.sync()
+        self._here().sync()
 
     def is_here(self, array: Any) -> bool:
         return hasattr(array, "__cuda_array_interface__")
@@ -254,7 +248,7 @@ class GpuDevice(Device):
 
     def _load(self, kernel: KernelSource) -> tuple[Any, int]:
         if kernel not in self._kernels:
-            self._enter()
+            self._here()
             self._kernels[kernel] = _load_kernel(kernel, self)
         return self._kernels[kernel]
 

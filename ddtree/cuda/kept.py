@@ -10,6 +10,7 @@ import hashlib
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +19,12 @@ import platformdirs
 from .notices import say_once
 
 # %% ../notebooks/06fb_cuda_kept.ipynb #f860e035
-def cache_folder() -> Path | None:
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where compiled kernels are kept: DDTREE_CACHE, or the user's cache folder; None if that is "" or "off".
 
     None too where the home of the user is not known. The folder need not exist.
     """
-    choice = os.environ.get("DDTREE_CACHE")
+    choice = environment.get("DDTREE_CACHE")
     if choice is not None and choice.strip().lower() in ("", "off"):
         return None
     try:
@@ -33,9 +34,9 @@ def cache_folder() -> Path | None:
     return folder.absolute() if choice or folder.is_absolute() else None
 
 # %% ../notebooks/06fb_cuda_kept.ipynb #e25b107a
-def entry_path(name: str, kind: str, *depends: str | bytes) -> Path | None:
-    """Where an entry that depends on all this is kept: "name-HASH.kind"; None if nothing is kept."""
-    folder, known = cache_folder(), hashlib.sha256()
+def entry_path(folder: Path | None, name: str, kind: str, *depends: str | bytes) -> Path | None:
+    """Where an entry that depends on all this is kept: "name-HASH.kind" in the folder; None without one."""
+    known = hashlib.sha256()
     for part in depends:
         data = part.encode() if isinstance(part, str) else part
         known.update(b"%d:" % len(data) + data)

@@ -10,14 +10,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
 # %% ../notebooks/06fa_cuda_notices.ipynb #36e01889
-def say(text: str) -> None:
+def say(text: str, environment: Mapping[str, str] = os.environ) -> None:
     """Write one line to standard error; nothing if DDTREE_QUIET is set, or where there is no standard error."""
-    if sys.stderr is not None and not os.environ.get("DDTREE_QUIET"):
+    if sys.stderr is not None and not environment.get("DDTREE_QUIET"):
         print(f"ddtree: {text}", file=sys.stderr, flush=True)
 
 
