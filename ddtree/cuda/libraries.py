@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .arguments import View, _storage, element_type
-from .compile import _import
 from .contract import flatten
 from .device import Kinds, Library
+from .driver import import_cuda
 
 # %% ../notebooks/06k_cuda_libraries.ipynb #ed2cc4de
 _dtype = cache(np.dtype)
@@ -30,7 +30,7 @@ def _gpu_view(name: str, array: Any) -> View:
         dtype, shape, strides = _dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
         address, read_only = interface["data"]
     elif hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == _KDLCUDA:
-        view = _import("cuda.core.utils").StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+        view = import_cuda("cuda.core.utils").StridedMemoryView.from_dlpack(array, stream_ptr=-1)
         dtype, shape, address, read_only = np.dtype(view.dtype), view.shape, view.ptr, view.readonly
         strides = view.strides and tuple(step * dtype.itemsize for step in view.strides)
     else:
@@ -72,7 +72,7 @@ def _cut(kinds: Kinds) -> tuple[int, tuple[_Cut, ...]]:
     return max(1, end // 8), tuple(cuts)
 
 
-_INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _KINDS = ("bool", *_INTEGERS, "float16", "float32", "float64")
 
 
