@@ -72,8 +72,7 @@ def _cut(kinds: Kinds) -> tuple[int, tuple[_Cut, ...]]:
     return max(1, end // 8), tuple(cuts)
 
 
-_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-_KINDS = ("bool", *_INTEGERS, "float16", "float32", "float64")
+_KINDS = ("bool", *(f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4)), "float16", "float32", "float64")
 
 
 class TorchArrays(Library):
