@@ -123,7 +123,7 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
 from .checkpoint import json_object
 from .template import Chat as Chat
 from .template import chat_environment as chat_environment
-from .tokenizer import read_special_tokens
+from .tokenizer import read_special_tokens, tokenizer_class
 
 
 def folder_templates(folder: Path) -> dict[str, str]:
@@ -152,13 +152,16 @@ def load_chat(path: str | Path) -> Chat | None:
     templates = folder_templates(Path(path))
     if templates and "default" not in templates:
         raise CheckpointError(f"{path} has chat templates {', '.join(sorted(templates))}, and none is called default")
+    config = Path(path, "tokenizer_config.json")
     try:
         roles = dict(read_special_tokens(Path(path)).roles)
+        kind = tokenizer_class(Path(path), json_object(config) if config.is_file() else {})
     except CheckpointError as error:
         raise CheckpointError(f"{path}: tokenizer_config.json or chat_template.jinja is damaged: {error}") from None
     if not templates.get("default"):
         return None
-    return Chat(templates["default"], roles, tool_use=templates.get("tool_use"))
+    kimi = kind == "TikTokenTokenizer"
+    return Chat(templates["default"], roles, tool_use=templates.get("tool_use"), kimi=kimi)
 
 
 def _gguf_chat(metadata: Mapping[str, Any]) -> Chat | None:

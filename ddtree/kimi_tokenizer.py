@@ -109,12 +109,12 @@ def reserved_tokens(count: int, special: SpecialTokens) -> list[AddedToken]:
         if number not in ids:
             raise CheckpointError(
                 f"{special.source} gives {token.content!r} the id {number}; beside {count} ranks of tiktoken.model "
-                f"special tokens have ids {ids[0]} to {ids[-1]}"
+                f"special tokens have ids {ids[0]} to {ids[-1]}; one of the two is not whole, or of another model"
             )
     listed = {number: special.listed[number].content for number in ids if number in special.listed}
     texts = [listed.get(number, f"<|reserved_token_{number}|>") for number in ids]
     named = {*special.roles.values(), *special.extra}
-    if lost := sorted(named - {*texts} - special.assumed):
+    if lost := sorted(named - {*texts}):
         raise CheckpointError(
             f"{special.source} names the special token {lost[0]!r} without its id in added_tokens_decoder"
         )

@@ -8,7 +8,7 @@ __all__ = ['NEEDED', 'NO_SPACE_IN_FRONT', 'SPACE', 'entries', 'check_pieces', 'r
 
 # %% ../notebooks/28f_llama_tokenizer.ipynb #9a3590d7
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +69,25 @@ def check_pieces(data: bytes, file: Path) -> None:
 NO_SPACE_IN_FRONT = b"\x1a\x02\x18\x00"  # entry 3, two bytes: key 3, add_dummy_prefix, is 0
 
 
-def read_pieces(file: Path, space_in_front: bool) -> Any:
-    """The SentencePieceProcessor of a file. space_in_front: as the file says, or off. Raises CheckpointError."""
+def read_pieces(file: Path, space_in_front: bool) -> tuple[Any, list[str]]:
+    """The SentencePieceProcessor of a file, and its pieces. space_in_front: as the file says, or off. Raises
+    CheckpointError."""
     data = read_bytes(file)
     check_pieces(data, file)
     package = optional_package("sentencepiece", file)
     try:
-        return package.SentencePieceProcessor(model_proto=data + (b"" if space_in_front else NO_SPACE_IN_FRONT))
-    except RuntimeError as error:
+        pieces = package.SentencePieceProcessor(model_proto=data + (b"" if space_in_front else NO_SPACE_IN_FRONT))
+        return pieces, [pieces.id_to_piece(number) for number in range(pieces.get_piece_size())]
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{file} is damaged; the package sentencepiece says: {error}") from None
 
 # %% ../notebooks/28f_llama_tokenizer.ipynb #dcaf89e0
 SPACE = "▁"
 
 
-def llama_vocabulary(pieces: Any, special: SpecialTokens, space_in_front: bool) -> Tokenizer:
+def llama_vocabulary(pieces: Any, texts: Sequence[str], special: SpecialTokens, space_in_front: bool) -> Tokenizer:
     """A tokenizer that turns ids into text and knows the special tokens. It cannot encode. pieces: a
-    SentencePieceProcessor. Raises CheckpointError if a file gives a token another id."""
-    texts = [pieces.id_to_piece(number) for number in range(pieces.get_piece_size())]
+    SentencePieceProcessor; texts: its pieces. Raises CheckpointError if a file gives a token another id."""
     vocabulary = Tokenizer(
         models.WordLevel({text: i for i, text in enumerate(texts)}, unk_token=texts[pieces.unk_id()])
     )
@@ -163,9 +164,9 @@ def llama_tokenizer(folder: str | Path) -> LibraryTokenizer:
         begins, ends = take(settings, "add_bos_token", bool, True), take(settings, "add_eos_token", bool, False)
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("config.json", str(config), 1)) from None
-    pieces, special = read_pieces(file, legacy and space), read_special_tokens(folder)
-    vocabulary = llama_vocabulary(pieces, special, space)
+    (pieces, texts), special = read_pieces(file, legacy and space), read_special_tokens(folder)
+    vocabulary = llama_vocabulary(pieces, texts, special, space)
     begin = _edge(vocabulary, special.roles.get("bos_token")) if begins else ()
     end = _edge(vocabulary, special.roles.get("eos_token")) if ends else ()
-    unknown = special.roles.get("unk_token", pieces.id_to_piece(pieces.unk_id()))
+    unknown = special.roles.get("unk_token", texts[pieces.unk_id()])
     return LibraryTokenizer(vocabulary, LlamaEncoder(pieces, vocabulary, legacy, space, unknown), begin, end)

@@ -95,7 +95,7 @@ END = "<|endoftext|>"
 DEFAULT_ROLES: Mapping[str, Mapping[str, str]] = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), END),
-    "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), END),
+    "GPT2Tokenizer": {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END), "pad_token": ""},  # "": none
     "TikTokenTokenizer": {"bos_token": "[BOS]", "eos_token": "[EOS]"},
 }
 

@@ -163,6 +163,7 @@ def kimi_record(theirs: Any, all_texts: list[str], rng: random.Random) -> dict[s
     random_ids = [[rng.randrange(BASE) for _ in range(8)] for _ in range(20)]
     long = [theirs.encode(text * count) for text, count in LONG]
     return {
+        "pattern": theirs.pat_str,
         "ids": [theirs.encode(text) for text in all_texts],
         "long": [[len(ids), hashlib.sha256(json.dumps(ids).encode()).hexdigest()] for ids in long],
         "random": [[ids, theirs.decode(ids)] for ids in random_ids],
