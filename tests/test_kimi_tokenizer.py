@@ -99,6 +99,11 @@ def test_a_cut_text_is_the_text_with_short_runs(text, run, longest):
 # ------------------------------------------------------------------ special tokens, ends, templates
 
 
+def test_the_special_tokens_are_theirs():
+    added = TOKENIZER.get_added_tokens_decoder()
+    assert {token.content: number for number, token in added.items()} == RECORD["kimi"]["special"]
+
+
 def test_special_tokens_have_their_ids_and_are_hidden_if_listed_as_special():
     assert [TOKENIZER.token_to_id(text) for text in ("[BOS]", "<|im_end|>", "[PAD]", "nothing")] == [
         640,

@@ -164,6 +164,7 @@ def kimi_record(theirs: Any, all_texts: list[str], rng: random.Random) -> dict[s
     long = [theirs.encode(text * count) for text, count in LONG]
     return {
         "pattern": theirs.pat_str,
+        "special": theirs.special_tokens,
         "ids": [theirs.encode(text) for text in all_texts],
         "long": [[len(ids), hashlib.sha256(json.dumps(ids).encode()).hexdigest()] for ids in long],
         "random": [[ids, theirs.decode(ids)] for ids in random_ids],
@@ -202,7 +203,6 @@ def main() -> None:
     packages = ("transformers", "sentencepiece", "tiktoken", "tokenizers")
     record = {
         "packages": {name: importlib.metadata.version(name) for name in packages},
-        "tokenization_kimi.py": hashlib.sha256(source.read_bytes()).hexdigest(),
         "texts": all_texts, "long": LONG,
         "kimi": kimi_record(load_kimi(published), all_texts, rng),
         "llama": [llama_record(OUTPUT / "llama", choice, all_texts, rng) for choice in LLAMA],
