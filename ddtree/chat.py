@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from .checkpoint import CheckpointError, is_gguf, open_gguf
 from .gguf import begin_token, ends_by_text, token_texts
+from .gguf_pieces import gguf_pieces
 from .kimi_tokenizer import kimi_tokenizer
 from .llama_tokenizer import llama_tokenizer
 from .tokenizer import TextTokenizer, folder_tokenizer
@@ -61,12 +62,16 @@ def _bpe(metadata: Mapping[str, Any]) -> Tokenizer:
 _CONTROL, _USER_DEFINED = 3, 4
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in the metadata of a GGUF file: byte-level BPE. Raises CheckpointError for another kind, or a key
-    that is missing or damaged. Does not read SentencePiece vocabularies (`tokenizer.ggml.model` "llama")."""
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> TextTokenizer:
+    """The tokenizer in the metadata of a GGUF file: byte-level BPE ("gpt2") or SentencePiece ("llama"). Raises
+    CheckpointError for another kind, or a key that is missing or damaged."""
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return gguf_pieces(metadata)
     if kind != "gpt2":
-        raise CheckpointError(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' (byte-level BPE) is")
+        raise CheckpointError(
+            f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are"
+        )
     tokenizer = _bpe(metadata)
     tokens, kinds, ends = (
         metadata["tokenizer.ggml.tokens"],

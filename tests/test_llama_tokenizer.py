@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from ddtree.chat import load_chat, load_tokenizer
 from ddtree.checkpoint import CheckpointError
+from ddtree.gguf_pieces import gguf_pieces, pieces_message
 from ddtree.llama_tokenizer import NO_SPACE_IN_FRONT, entries, llama_tokenizer
 from ddtree.stream import stop_at
+from gguf_writer import write_gguf
 from random_models import FIXTURES
 
 LLAMA = FIXTURES / "tokenizers" / "llama"
@@ -179,8 +181,8 @@ DAMAGES = {
     "zeros": (b"\x00" * 100, "is no SentencePiece file"),
     "a number without an end": (MODEL + b"\x0a" + b"\xff" * 20, "does not end"),
     "a size beyond the end": (MODEL + b"\x0a\x7f", "the entry at byte .* is cut"),
-    "entries that are no pieces": (b"\x0a\x03xyz\x12\x00\x1a\x00", "is damaged; the package sentencepiece says"),
-    "a piece twice": (MODEL[:16] + MODEL, "is damaged; the package sentencepiece says"),
+    "entries that are no pieces": (b"\x0a\x03xyz\x12\x00\x1a\x00", "damaged; the package sentencepiece says"),
+    "a piece twice": (MODEL[:16] + MODEL, "damaged; the package sentencepiece says"),
 } | {f"cut at {at}": (MODEL[:at], "tokenizer.model is no (whole )?SentencePiece file") for at in STARTS}
 
 
@@ -252,3 +254,92 @@ def test_a_model_of_unigrams_is_encoded_by_sentencepiece_too(tmp_path):
 def test_the_fixture_folder_is_read(tmp_path):
     shutil.copytree(LLAMA, tmp_path, dirs_exist_ok=True)
     assert load_tokenizer(tmp_path).encode("a").ids == [1, 264]
+
+
+# ------------------------------------------------------------------ pieces in a GGUF file
+
+
+def metadata_of(pieces, user_defined=()):
+    """The keys that llama.cpp's converter makes of a SentencePiece file."""
+    ids = range(pieces.get_piece_size())
+    kinds = [
+        (pieces.is_unknown(i) and 2)
+        or (pieces.is_control(i) and 3)
+        or (pieces.is_byte(i) and 6)
+        or (i in user_defined and 4)
+        or 1
+        for i in ids
+    ]
+    return {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [pieces.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [pieces.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+
+
+METADATA = metadata_of(PIECES, {4, 5})
+
+
+def test_a_gguf_file_gives_the_ids_of_the_file_it_was_made_from():
+    tokenizer, theirs = gguf_pieces(METADATA), RECORD["llama"][0]["ids"]
+    plain = [i for i, text in enumerate(RECORD["texts"]) if "INST]" not in text]
+    assert len(plain) > 200
+    for i in plain:
+        assert tokenizer.encode(RECORD["texts"][i]).ids == theirs[i], repr(RECORD["texts"][i])
+
+
+def test_every_part_between_special_tokens_gets_a_space_as_in_llama_cpp():
+    tokenizer = gguf_pieces(METADATA)
+    assert tokenizer.encode("[INST]a</s>a").ids == [1, 4, 264, 2, 264]
+    bare = gguf_pieces(METADATA | {"tokenizer.ggml.add_space_prefix": False})
+    assert bare.encode("a", add_special_tokens=False).ids == list(
+        sentencepiece.SentencePieceProcessor(model_proto=MODEL + NO_SPACE_IN_FRONT).encode("a")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "ids"),
+    [
+        ({}, [1, 264]),
+        ({"add_bos_token": False}, [264]),
+        ({"add_eos_token": True}, [1, 264, 2]),
+        ({"bos_token_id": 3}, [3, 264]),
+        ({"bos_token_id": None}, [264]),
+    ],
+)
+def test_a_gguf_file_begins_and_ends_a_text_as_its_keys_say(tmp_path, changes, ids):
+    facts = METADATA | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    write_gguf(tmp_path / "x.gguf", {key: value for key, value in facts.items() if value is not None}, {})
+    assert load_tokenizer(tmp_path / "x.gguf").encode("a").ids == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "tokens, scores and token_type must be there and of one length"),
+        ({"tokens": METADATA["tokenizer.ggml.tokens"][:-1]}, "of one length"),
+        ({"scores": None}, "of one length"),
+        ({"scores": [0.0]}, "of one length"),
+        ({"scores": ["x"] * 700}, "of one length"),
+        ({"scores": [float("nan")] * 700}, "of one length"),
+        ({"token_type": [1] * 700}, "with one unknown token"),
+        ({"token_type": [2] * 700}, "with one unknown token"),
+        ({"token_type": [2, *[9] * 699]}, "kinds 1 to 6"),
+        ({"token_type": [2, *[6] * 699]}, "the package sentencepiece says"),
+        ({"tokens": ["a"] * 700}, "the package sentencepiece says"),
+        ({"bos_token_id": 700}, "bos_token_id 700 is no token"),
+        ({"add_eos_token": True, "eos_token_id": "x"}, "eos_token_id 'x' is no token"),
+    ],
+)
+def test_a_gguf_vocabulary_that_cannot_be_right_is_refused_by_key(changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        gguf_pieces(METADATA | {f"tokenizer.ggml.{key}": value for key, value in changes.items()})
+
+
+def test_the_message_is_the_file_in_all_that_counts():
+    ours = dict(enumerate(data for number, data in entries(pieces_message(METADATA, True)) if number == 1))
+    theirs = dict(enumerate(data for number, data in PART if number == 1))
+    assert len(ours) == len(theirs) == 700
+    for i, data in theirs.items():  # a kind of 1 may be written or left out
+        assert ours[i] in (data, data + b"\x18\x01")
