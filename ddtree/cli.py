@@ -92,10 +92,10 @@ def model_folders(model: Path | None, target: Path | None, draft: Path | None) -
 
 # %% ../notebooks/40_cli.ipynb #fcd84e9c
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer
 
 from .chat import load_tokenizer
 from .engine import Engine, EngineFiles, check_engine
+from .tokenizer import TextTokenizer
 
 
 def progress_bar() -> Progress:
@@ -104,7 +104,7 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
-def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, Tokenizer]:
+def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, TextTokenizer]:
     """Check a target and its drafter, and read the tokenizer. No weight is read."""
     return check_engine(target, draft), load_tokenizer(target)
 
@@ -116,7 +116,7 @@ def read_models(files: EngineFiles) -> Engine:
         return files.read(lambda name: progress.advance(task))
 
 
-def load_engine(target: Path, draft: Path | None) -> tuple[Engine, Tokenizer]:
+def load_engine(target: Path, draft: Path | None) -> tuple[Engine, TextTokenizer]:
     """Load a target, its drafter and its tokenizer: `open_models`, then `read_models`."""
     files, tokenizer = open_models(target, draft)
     return read_models(files), tokenizer
@@ -143,7 +143,7 @@ from .chat import load_chat
 
 
 def encode_prompt(
-    target: Path, tokenizer: Tokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
+    target: Path, tokenizer: TextTokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Token ids of a prompt: a user's message in the chat template, or the text itself if there is none or `raw`.
 
@@ -368,7 +368,7 @@ def tree_figures(step: Round) -> dict[str, Any]:
     }
 
 # %% ../notebooks/40_cli.ipynb #b573d28f
-def token_label(tokenizer: Tokenizer) -> Any:
+def token_label(tokenizer: TextTokenizer) -> Any:
     """A function from a token id to its text, special tokens included."""
     return lambda token: tokenizer.decode([int(token)], skip_special_tokens=False)
 
