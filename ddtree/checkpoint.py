@@ -67,10 +67,14 @@ def folder_quantisation(path: str | Path) -> Quantisation:
     Raises CheckpointError if they are in a way that `load_weights` cannot read.
     """
     config, modelopt = Path(path, "config.json"), Path(path, "hf_quant_config.json")
-    found = read_quantisation(json_object(config)) if config.is_file() else PLAIN
-    if modelopt.is_file() and not found.schemes:
-        read_quantisation({"quantization_config": {"quant_method": "modelopt"}})
-    return found
+    settings = json_object(config) if config.is_file() else {}
+    try:
+        found = read_quantisation(settings)
+        if modelopt.is_file() and not found.schemes:
+            read_quantisation({"quantization_config": {"quant_method": "modelopt"}})
+        return found
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 # %% ../notebooks/23_checkpoint.ipynb #77a0f9ba
 def index_files(index: Path) -> list[str]:

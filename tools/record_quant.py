@@ -1,10 +1,11 @@
 """Record quantised weights and what other people's code says of them: `python -m tools.record_quant`.
 
 Writes `fixtures/quant_formats.kdtr` (matrices in the formats of compressed-tensors and of DeepSeek's fp8, with their
-values) and small quantised models in `fixtures/models`, in the layout of `tools.record_models`. It needs torch,
-transformers, accelerate and compressed-tensors beside ddtree, in an environment of its own.
-`python -m tools.record_quant --ordered` writes `fixtures/quant_ordered.kdtr`, columns in the order of their activations,
-and needs compressed-tensors 0.9.4, the last line of releases that follows them.
+values), `fixtures/quant_targets.json` (random lists of targets, and the group that each module of a small Llama gets by
+them) and small quantised models in `fixtures/models`, in the layout of `tools.record_models`. It needs torch,
+transformers, accelerate and compressed-tensors 0.20 beside ddtree, in an environment of its own.
+`python -m tools.record_quant --ordered` writes `fixtures/quant_ordered.kdtr`, columns in the order of their
+activations, and needs compressed-tensors 0.9.4: later releases refuse them.
 
 A scale in bfloat16 or float16 is stored as uint16, codes of float8 as uint8. `values` are the package's for the scale
 in float32, as in a model that is loaded in float32; `rounded` are its values for the scale as stored.
@@ -127,11 +128,15 @@ def deepseek(name: str, shape: tuple[int, int], block: tuple[int, int]) -> dict[
     if all(size % by == 0 for size, by in zip(shape, block, strict=True)):
         theirs = Fp8Dequantize(None)._dequantize_one(weight, scale, output_dtype=torch.float32)
         assert torch.equal(values, theirs), "two codes of other people differ"
-    return {f"{name}.weight": codes.numpy(), f"{name}.weight_scale_inv": scale.numpy(), f"{name}.values": values.numpy()}
+    return {
+        f"{name}.weight": codes.numpy(),
+        f"{name}.weight_scale_inv": scale.numpy(),
+        f"{name}.values": values.numpy(),
+    }
 
 
 def quantised(name: str, tensor: torch.Tensor, config: dict) -> dict[str, torch.Tensor]:
-    """A matrix of a model as its format stores it: fp8 by the largest of each block, or four bits by compressed-tensors."""
+    """A matrix of a model as its format stores it: fp8 by the largest of each block, or packed integers."""
     if config is DEEPSEEK:
         padded = torch.nn.functional.pad(tensor, (0, -tensor.shape[1] % 16, 0, -tensor.shape[0] % 16))
         largest = padded.unflatten(0, (-1, 16)).unflatten(2, (-1, 16)).abs().amax((1, 3))
@@ -188,6 +193,40 @@ def ordered(name: str, groups: int, group: int, symmetric: bool) -> dict[str, np
     return {f"{name}.{part}": stored(value) for part, value in arrays.items()}
 
 
+TARGETS = (
+    "Linear", "Embedding", "Module", "LlamaAttention", "lm_head", "model.embed_tokens", "model.layers.1.mlp.up_proj",
+    "up_proj", "re:.*", "re:.*self_attn.*", "re:.*mlp", "re:mlp", "re:model.layers.0.*_proj$", "re:.*[qk]_proj",
+    "re:.*head",
+)  # fmt: skip
+
+
+def record_targets(cases: int = 80) -> list[dict]:
+    """Random groups of targets and ignored ones; by them, each module's group, -1 for none."""
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    rng, settings = np.random.default_rng(22), MODELS["llama_w4a16"]
+    found = []
+    for _ in range(cases):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        groups = [rng.choice(TARGETS, rng.integers(1, 4), replace=False).tolist() for _ in range(rng.integers(1, 4))]
+        ignore = rng.choice(TARGETS, rng.integers(0, 3), replace=False).tolist()
+        schemes = {
+            f"group_{i}": {"targets": targets, "weights": GROUP | {"group_size": 8 << i}}
+            for i, targets in enumerate(groups)
+        }
+        config = QuantizationConfig(config_groups=schemes, ignore=ignore, format="pack-quantized")
+        apply_quantization_config(model, config, show_progress=False)
+        sizes = {
+            name: module.quantization_scheme.weights.group_size if hasattr(module, "quantization_scheme") else 4
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+        }
+        modules = {name: [4, 8, 16, 32].index(size) - 1 for name, size in sizes.items()}
+        found.append({"groups": groups, "ignore": ignore, "modules": modules})
+    return found
+
+
 def versions() -> str:
     names = ("transformers", "compressed-tensors", "torch")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
@@ -210,7 +249,11 @@ def main() -> int:
         arrays |= compressed(name, case, "float-quantized" if name.startswith("float8") else "int-quantized")
     for name, (shape, block) in FP8.items():
         arrays |= deepseek(f"fp8_{name}", shape, block)
-    save(FIXTURES / "quant_formats.kdtr", arrays, {"source": f"random matrices, packed and dequantised by {versions()}"})
+    save(
+        FIXTURES / "quant_formats.kdtr", arrays, {"source": f"random matrices, packed and dequantised by {versions()}"}
+    )
+    targets = {"source": versions(), "cases": record_targets()}
+    (FIXTURES / "quant_targets.json").write_text(json.dumps(targets, separators=(",", ":")) + "\n")
     for seed, (name, settings) in enumerate(MODELS.items()):
         record_quantised_model(name, settings, 30 + seed)
     return 0

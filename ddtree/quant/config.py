@@ -191,7 +191,7 @@ def read_targets(found: Mapping[str, Any], key: str, default: list[str]) -> tupl
     targets = take(found, key, list, default)
     for target in targets:
         if not isinstance(target, str):
-            raise CheckpointError(f"config.json: {key} names {str(target)[:60]!r}; it must hold texts")
+            raise CheckpointError(f"config.json: {key} names {repr(target)[:60]}; it must hold texts")
         _ = _pattern(target) if target.startswith("re:") else None
     return tuple(targets)
 
@@ -220,12 +220,13 @@ def read_fp8(found: Mapping[str, Any]) -> Quantisation:
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation:
     """How a model's weights are stored, by its `config.json`. Raises CheckpointError that names a format or key."""
     places = (config, take(config, "text_config", dict, {}))
-    parts = [part for place in places if (part := take(place, "quantization_config", dict, {}))]
+    names = ("quantization_config", "compression_config")
+    parts = [part for place in places for name in names if (part := take(place, name, dict, {}))]
     if not parts and (mlx := take(config, "quantization", dict, {})):
         parts = [mlx]
     if not parts:
         return PLAIN
-    if parts[0] != parts[-1]:
+    if any(part != parts[0] for part in parts):
         raise CheckpointError(
             "config.json: quantization_config differs from that of text_config; keep the one that is meant"
         )

@@ -52,7 +52,7 @@ def foreign_method(found: Mapping[str, Any]) -> str | None:
         return advice(*METHODS[method.lower()])
     known = ", ".join(READ)
     return (
-        f"quantization_config.quant_method = {str(method)[:60]!r} is not known; read are {known}, plain floats and GGUF"
+        f"quantization_config.quant_method = {repr(method)[:60]} is not known; read are {known}, plain floats and GGUF"
     )
 
 # %% ../notebooks/22k_quant_foreign.ipynb #8cc919d6
