@@ -230,7 +230,7 @@ BLOCKS = [(128, 128), (128, 128), (128, 128), (1, 32), (1, 128), (1, None), (1, 
 
 
 @pytest.mark.parametrize("place", ["quantization_config", "compression_config", "text_config"])
-@pytest.mark.parametrize(("name", "block"), zip(PUBLISHED, BLOCKS, strict=True))
+@pytest.mark.parametrize(("name", "block"), list(zip(PUBLISHED, BLOCKS, strict=True)))
 def test_configs_of_published_models_are_read(name, block, place):
     found = {"quantization_config": PUBLISHED[name]} if place == "text_config" else PUBLISHED[name]
     quantised = read_quantisation({place: found})
