@@ -7,7 +7,6 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import DEEP
 from safetensors.numpy import save_file
 
 from ddtree import checkpoint
@@ -17,6 +16,7 @@ from ddtree.engine import check_engine
 from ddtree.models import Model, check_model
 from ddtree.quant import PackedInts, ScaledBytes, foreign_tensors, pack_weight, read_quantisation
 from ddtree.quant.foreign import METHODS
+from deep import DEEP
 from random_models import FIXTURES
 from test_quant import compressed_config
 
