@@ -177,7 +177,9 @@ def part_of(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]
 # %% ../notebooks/23_checkpoint.ipynb #8a2f2a75
 def scheme_of(weight: str, shape: tuple[int, ...], stored: str, quantised: Quantisation) -> Scheme | None:
     """How a matrix is quantised, None if it is not. stored: the name of one of its tensors in the file."""
-    return quantised.scheme(weight, stored.partition(weight)[0]) if len(shape) == 2 else None
+    if len(shape) != 2 or not quantised.schemes:
+        return None
+    return quantised.scheme(weight, stored.partition(weight)[0])
 
 
 def expected_form(
@@ -309,12 +311,11 @@ def find_weights(
     wrappers = (prefixes,) if isinstance(prefixes, str) else prefixes
     quantised, tensors = folder_quantisation(path), catalogue(path)
     found, problems = check_names(tensors, shapes, wrappers, skip, quantised)
-    strange = [
-        tensor.name for name, tensor in found.items() if expected_form(name, shapes, quantised, tensor.name) is None
-    ]
-    if problems and (line := foreign_tensors(strange, lost=not quantised.schemes)):
-        raise CheckpointError(f"{path}: {line}")
     if problems:
+        forms = {name: expected_form(name, shapes, quantised, tensor.name) for name, tensor in found.items()}
+        strange = [found[name].name for name, form in forms.items() if form is None]
+        if line := foreign_tensors(strange, lost=not quantised.schemes):
+            raise CheckpointError(f"{path}: {line}")
         raise CheckpointError(f"{path} does not fit its config:\n  " + "\n  ".join(problems))
     return found
 

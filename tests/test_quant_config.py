@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 from ddtree import checkpoint
 from ddtree.check import assert_equal
 from ddtree.checkpoint import CheckpointError, catalogue, find_weights, load_config, load_weights, read_tensors
-from ddtree.engine import check_engine
+from ddtree.engine import Engine, check_engine
 from ddtree.models import Model, check_model
-from ddtree.quant import PackedInts, ScaledBytes, foreign_tensors, pack_weight, read_quantisation
+from ddtree.quant import PackedInts, ScaledBytes, foreign_tensors, join_parts, pack_weight, read_quantisation
 from ddtree.quant.foreign import METHODS
 from deep import DEEP
 from random_models import FIXTURES
@@ -393,6 +393,33 @@ def test_a_quantised_model_gives_the_logits_of_its_dequantised_twin(tmp_path, fo
     assert len(kept) == sum("_proj" in name for name in twin) - 1
     exact, _ = logits_of(MODELS / family)
     assert 0 < np.abs(logits - exact).max() < np.abs(exact).max()  # fewer bits are not float32, and not noise either
+
+
+def test_a_quantised_pair_writes_the_text_of_its_dequantised_twin(tmp_path):
+    ways = {"target": (compressed_config("pack", FOUR), packed_parts), "draft": (DEEPSEEK, fp8_parts((128, 128)))}
+    for part, (config, parts) in ways.items():
+        source, tensors, twin = FIXTURES / "pycode_qwen3" / part, {}, {}
+        for name, value in read_raw(source).items():
+            if "_proj" in name or name == "fc.weight":
+                tensors |= (new := parts(name, value.astype(np.float32)))
+                scheme = read_quantisation({"quantization_config": config}).scheme(name)
+                joined = join_parts(name, scheme, value.shape, {key[len(name) :]: new[key] for key in new})
+                twin[name] = joined.dequantise()
+            else:
+                tensors[name] = twin[name] = value
+        for which, content, said in (("quantised", tensors, config), ("twin", twin, None)):
+            folder = tmp_path / which / part
+            folder.mkdir(parents=True)
+            settings = json.loads((source / "config.json").read_text()) | (
+                {"quantization_config": said} if said else {}
+            )
+            (folder / "config.json").write_text(json.dumps(settings))
+            save_file(content, folder / "model.safetensors")
+    engines = [Engine.load(tmp_path / which / "target", tmp_path / which / "draft") for which in ("quantised", "twin")]
+    assert any(isinstance(weight, ScaledBytes) for weight in engines[0].drafter.weights.values())
+    results = [engine.generate(list(b"import os\n"), max_new_tokens=24, budget=16) for engine in engines]
+    assert results[0].tokens.tolist() == results[1].tokens.tolist()
+    assert results[0].tokens_per_round == results[1].tokens_per_round > 1
 
 
 def test_deepseek_with_a_projection_of_576_rows_has_five_rows_of_scales():

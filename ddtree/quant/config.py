@@ -9,7 +9,7 @@ __all__ = ['PLAIN', 'matches_name', 'matches_class', 'all_names', 'Quantisation'
 # %% ../notebooks/22l_quant_config.ipynb #8ecd057b
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -54,9 +54,16 @@ class Quantisation:
     ignore: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    _known: dict[tuple[str, str], Scheme | None] = field(default_factory=dict, repr=False, compare=False)
 
     def scheme(self, weight: str, wrapper: str = "") -> Scheme | None:
         """The scheme of a weight, None where the config has none. wrapper: what stands before its name in the file."""
+        if (weight, wrapper) not in self._known:
+            self._known[weight, wrapper] = self._find(weight, wrapper)
+        return self._known[weight, wrapper]
+
+    def _find(self, weight: str, wrapper: str) -> Scheme | None:
+        """`scheme`, not looked up."""
         names = all_names(weight.removesuffix(".weight"), wrapper)
         order = sorted(self.schemes, key=lambda target: ("re:" in target, target))
         by_name = [target for target in order if any(matches_name(target, name) for name in names)]

@@ -8,6 +8,7 @@ __all__ = ['FLOATS', 'PARTS', 'Form', 'Scheme', 'join_parts']
 # %% ../notebooks/22j_quant_scheme.ipynb #1d9efd0f
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,25 +42,30 @@ class Scheme:
         """The block of a matrix of this shape, without None."""
         return self.block[0] or shape[0], self.block[1] or shape[1]
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Form]:
+    def parts(self, shape: tuple[int, ...]) -> Mapping[str, Form]:
         """What follows the weight's name ("" for nothing) → allowed shapes and types of that tensor."""
-        (rows, columns), by = shape, self.sizes(shape)
-        grid = -(-rows // by[0]), -(-columns // by[1])
-        scales: tuple[tuple[int, ...], ...] = (grid,)
-        if self.block[1] is None:  # a scale a row, or one in all: some write them without the second side
-            scales += (grid[:1],)
-        if self.or_one or self.block == (None, None):
-            scales += ((), (1,), (1, 1))
-        if self.form != "packed":
-            found: dict[str, Form] = {"": ((shape,), ("I8" if self.form == "int8" else "F8_E4M3",))}
-            return (
-                found | {self.scale: (scales, FLOATS)} | ({} if self.symmetric else {"_zero_point": (scales, ("I8",))})
-            )
-        words = rows, -(-columns * self.bits // 32)
-        found = {"_packed": ((words,), ("I32",)), "_scale": (scales, FLOATS), "_shape": (((2,),), ("I64", "I32"))}
-        if not self.symmetric:
-            found["_zero_point"] = ((-(-rows * self.bits // 32), grid[1]),), ("I32",)
-        return found | ({"_g_idx": (((columns,),), ("I32", "I64"))} if self.ordered else {})
+        return _parts(self, shape)
+
+
+@lru_cache(maxsize=4096)  # a model has many matrices and few shapes
+def _parts(scheme: Scheme, shape: tuple[int, ...]) -> dict[str, Form]:
+    """`Scheme.parts`."""
+    (rows, columns), by = shape, scheme.sizes(shape)
+    grid = -(-rows // by[0]), -(-columns // by[1])
+    scales: tuple[tuple[int, ...], ...] = (grid,)
+    if scheme.block[1] is None:  # a scale a row, or one in all: some write them without the second side
+        scales += (grid[:1],)
+    if scheme.or_one or scheme.block == (None, None):
+        scales += ((), (1,), (1, 1))
+    found: dict[str, Form] = {scheme.scale: (scales, FLOATS)}
+    if scheme.form != "packed":
+        found[""] = (shape,), ("I8" if scheme.form == "int8" else "F8_E4M3",)
+        return found | ({} if scheme.symmetric else {"_zero_point": (scales, ("I8",))})
+    words = rows, -(-columns * scheme.bits // 32)
+    found |= {"_packed": ((words,), ("I32",)), "_shape": (((2,),), ("I64", "I32"))}
+    if not scheme.symmetric:
+        found["_zero_point"] = ((-(-rows * scheme.bits // 32), grid[1]),), ("I32",)
+    return found | ({"_g_idx": (((columns,),), ("I32", "I64"))} if scheme.ordered else {})
 
 # %% ../notebooks/22j_quant_scheme.ipynb #1dff7d19
 def join_parts(
