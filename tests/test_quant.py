@@ -113,6 +113,7 @@ CASES = {
     "channel_asymmetric": ("pack", ROWS | {"num_bits": 4, "group_size": -1, "symmetric": False}, "float32"),
     "bits_8_group_128": ("pack", GROUP_128 | {"num_bits": 8}, "bfloat16"),
     "bits_8_channel_asymmetric": ("pack", ROWS | {"symmetric": False}, "bfloat16"),
+    "awq": ("pack", GROUP_128 | {"symmetric": False}, "float16"),
     "float8_channel": ("float", FLOAT8 | ROWS, "bfloat16"),
     "float8_tensor": ("float", FLOAT8, "float32"),
     "float8_block": ("naive", FLOAT8 | {"strategy": "block", "block_structure": [16, 32]}, "float32"),

@@ -247,7 +247,7 @@ def test_a_format_that_is_not_read_is_named_with_what_to_convert_to(tmp_path, me
     write_folder(tmp_path, "qwen3_nano", {"quant_method": method, "bits": 4}, {"x": np.ones(2, np.float32)})
     with pytest.raises(CheckpointError, match=r"or take a GGUF of the model$") as caught:
         check_engine(tmp_path)
-    assert METHODS[method][0] in str(caught.value) and METHODS[method][1] in str(caught.value)
+    assert all(word in str(caught.value) for word in METHODS[method])
     assert "\n" not in str(caught.value)
 
 

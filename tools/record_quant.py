@@ -135,6 +135,25 @@ def deepseek(name: str, shape: tuple[int, int], block: tuple[int, int]) -> dict[
     }
 
 
+def awq(name: str, rows: int = 16, columns: int = 256, group: int = 128) -> dict[str, np.ndarray]:
+    """A matrix as AutoAWQ packs it, converted to packed words by compressed-tensors, and AWQ's own (q − z) · s."""
+    from compressed_tensors.entrypoints.convert import AutoAWQConverter
+
+    levels, zeros = torch.randint(0, 16, (columns, rows)), torch.randint(0, 16, (columns // group, rows))
+    scale = (torch.rand(columns // group, rows) + 0.5).half()
+    order = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # of the eight numbers in a word, from its low bits up
+
+    def words(numbers: torch.Tensor) -> torch.Tensor:
+        eights = numbers.numpy().astype(np.uint32).reshape(len(numbers), -1, 8)[:, :, order]
+        return torch.tensor((eights << (4 * np.arange(8, dtype=np.uint32))).sum(2, dtype=np.uint32).view(np.int32))
+
+    stored_as = {"weight.qweight": words(levels), "weight.qzeros": words(zeros), "weight.scales": scale}
+    parts = AutoAWQConverter(group_size=group).process(stored_as)
+    exact = (levels - zeros.repeat_interleave(group, 0)).float() * scale.float().repeat_interleave(group, 0)
+    out = {f"{name}.{part.removeprefix('weight.')}": stored(value) for part, value in parts.items()}
+    return out | {f"{name}.values": stored(exact.T), f"{name}.rounded": stored(exact.T.half())}
+
+
 def quantised(name: str, tensor: torch.Tensor, config: dict) -> dict[str, torch.Tensor]:
     """A matrix of a model as its format stores it: fp8 by the largest of each block, or packed integers."""
     if config is DEEPSEEK:
@@ -249,6 +268,7 @@ def main() -> int:
         arrays |= compressed(name, case, "float-quantized" if name.startswith("float8") else "int-quantized")
     for name, (shape, block) in FP8.items():
         arrays |= deepseek(f"fp8_{name}", shape, block)
+    arrays |= awq("awq")
     save(
         FIXTURES / "quant_formats.kdtr", arrays, {"source": f"random matrices, packed and dequantised by {versions()}"}
     )

@@ -117,9 +117,8 @@ _OBSERVED = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 def read_weights(weights: Mapping[str, Any], form: str, where: str) -> Scheme:
     """The scheme of one group. form: its format. Raises CheckpointError that names the key or the format."""
     if form not in _FORMATS:
-        raise CheckpointError(
-            f"config.json: format {form[:60]!r}: {advice('Such', _DEQUANTISER)}; read are {', '.join(_FORMATS)}"
-        )
+        named = advice(f"format {form[:60]!r}:", _DEQUANTISER)
+        raise CheckpointError(f"config.json: {named}; read are {', '.join(_FORMATS)}")
     kind = take(weights, "type", str, "int").lower()
     symmetric = take(weights, "symmetric", bool, True)
     values = dict(weights) | {"type": kind}

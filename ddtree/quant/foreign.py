@@ -9,30 +9,26 @@ __all__ = ['METHODS', 'READ', 'MARKS', 'LOST', 'advice', 'foreign_method', 'fore
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-METHODS = {
-    "awq": ("AWQ", "AutoAWQ"),
+METHODS: dict[str, tuple[str, ...]] = {
+    "awq": ("AWQ", "AutoAWQConverter of compressed-tensors", "pack-quantized"),
     "gptq": ("GPTQ", "GPTQModel"),
-    "auto-round": ("AutoRound", "AutoRound"),
     "bitsandbytes": ("bitsandbytes", "model.dequantize() of transformers"),
-    "exl2": ("EXL2", ""),
-    "exl3": ("EXL3", ""),
+    "higgs": ("HIGGS", "model.dequantize() of transformers"),
     "mxfp4": ("MXFP4", "Mxfp4Config(dequantize=True) of transformers"),
     "mxfp8": ("MXFP8", "FineGrainedFP8Config(dequantize=True) of transformers"),
-    "nvfp4": ("NVFP4", "NVIDIA ModelOpt"),
-    "modelopt": ("NVIDIA ModelOpt (FP8, NVFP4)", "NVIDIA ModelOpt"),
-    "hqq": ("HQQ", "model.dequantize() of transformers"),
     "mlx": ("MLX", "mlx_lm.convert --dequantize"),
-    "torchao": ("torchao", "torchao"),
-    "quanto": ("Quanto", "optimum-quanto"),
-    "quark": ("AMD Quark", "AMD Quark"),
-    **{name.lower().replace("#", "_sharp"): (name, "") for name in ("AQLM", "VPTQ", "SpQR", "HIGGS", "EETQ", "QuIP#")},
-    **{name.lower().replace("-", "_"): (name, "") for name in ("BitNet", "FP-Quant", "FourOverSix", "SINQ", "Metal")},
+    "modelopt": ("NVIDIA ModelOpt (FP8, NVFP4)",),
+    "quark": ("AMD Quark",),
+    "auto-round": ("AutoRound",),
+    **{name.lower().replace("#", "_sharp"): (name,) for name in ("EXL2", "EXL3", "NVFP4", "HQQ", "AQLM", "QuIP#")},
+    **{name.lower().replace("-", "_"): (name,) for name in ("VPTQ", "SpQR", "EETQ", "BitNet", "FP-Quant", "SINQ")},
+    **{name.lower(): (name,) for name in ("torchao", "Quanto", "FourOverSix", "Metal")},
 }
 
 # %% ../notebooks/22k_quant_foreign.ipynb #5a75b76b
-def advice(name: str, tool: str = "") -> str:
-    """The line that names a format and says what to do. tool: a program that dequantises it, if there is one."""
-    way = f"dequantise them with {tool} to safetensors in bfloat16" if tool else "take the original weights in bfloat16"
+def advice(name: str, tool: str = "", into: str = "safetensors in bfloat16") -> str:
+    """The line that names a format and says what to do. tool: a program that converts it, if there is one."""
+    way = f"convert them with {tool} to {into}" if tool else "take the original weights in bfloat16"
     return f"{name} weights are not read here; {way}, or take a GGUF of the model"
 
 # %% ../notebooks/22k_quant_foreign.ipynb #e8a617cb
@@ -59,8 +55,14 @@ def foreign_method(found: Mapping[str, Any]) -> str | None:
 _LOST = "{} weights need their quantization_config in config.json; copy it from where the model was published"
 MARKS = (
     (".g_idx", advice(*METHODS["gptq"])),
-    (".qzeros", advice("AWQ or GPTQ", "AutoAWQ or GPTQModel")),
-    (".qweight", advice("AWQ or GPTQ", "AutoAWQ or GPTQModel")),
+    (
+        ".qzeros",
+        advice("AWQ or GPTQ", "AutoAWQConverter of compressed-tensors or GPTQModel", "pack-quantized or bfloat16"),
+    ),
+    (
+        ".qweight",
+        advice("AWQ or GPTQ", "AutoAWQConverter of compressed-tensors or GPTQModel", "pack-quantized or bfloat16"),
+    ),
     (".absmax", advice(*METHODS["bitsandbytes"])),
     (".SCB", advice(*METHODS["bitsandbytes"])),
     (".q_weight", advice(*METHODS["exl2"])),
