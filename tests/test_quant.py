@@ -116,7 +116,7 @@ CASES = {
     "awq": ("pack", GROUP_128 | {"symmetric": False}, "float16"),
     "float8_channel": ("float", FLOAT8 | ROWS, "bfloat16"),
     "float8_tensor": ("float", FLOAT8, "float32"),
-    "float8_block": ("naive", FLOAT8 | {"strategy": "block", "block_structure": [16, 32]}, "float32"),
+    "float8_block": ("naive", FLOAT8 | {"strategy": "block", "block_structure": "16x32"}, "float32"),
     "int8_channel": ("int", ROWS, "bfloat16"),
     "int8_channel_asymmetric": ("int", ROWS | {"symmetric": False}, "bfloat16"),
     "int8_group": ("naive", {"strategy": "group", "group_size": 32}, "float16"),

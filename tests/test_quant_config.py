@@ -116,6 +116,11 @@ def test_keys_of_fp8_that_leave_the_weights_alone_are_read(change):
         ("pack", {"strategy": "channel", "group_size": 64}, "positive group_size goes with strategy 'group' only"),
         ("pack", {"strategy": "group", "group_size": None}, "strategy = 'group' with group_size = None cannot be"),
         ("pack", {"strategy": "block", "group_size": None}, "block_structure is missing"),
+        (
+            "pack",
+            {"strategy": "block", "group_size": None, "block_structure": "8 by 8"},
+            "block_structure is '8 by 8'; it",
+        ),
         ("pack", {"strategy": "block", "group_size": None, "block_structure": [8, 8]}, "'group' and 'channel' are"),
         ("pack", {"type": "float"}, "type = 'float' is not supported; allowed: 'int'"),
         ("pack", {"num_bits": 5}, "num_bits = 5 is not supported; allowed: 4, 8"),

@@ -102,8 +102,10 @@ def read_block(weights: Mapping[str, Any], where: str) -> tuple[int | None, int 
 
 
 def read_pair(found: Mapping[str, Any], key: str) -> tuple[int, int]:
-    """Two sizes, [rows, columns]. Raises CheckpointError that names the key."""
-    pair = take(found, key, list)
+    """Two sizes, [rows, columns], or "16x32" as older files have it. Raises CheckpointError that names the key."""
+    text = found.get(key)
+    old = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text) if isinstance(text, str) else None
+    pair = [int(size) for size in old.groups()] if old else take(found, key, list)
     if len(pair) != 2:
         raise CheckpointError(f"config.json: {key} is {str(pair)[:60]}; it must be [rows, columns]")
     return take_size({key: pair[0]}, key), take_size({key: pair[1]}, key)
