@@ -212,6 +212,7 @@ def parts_of(name, packed):
 def packed(tmp_path):
     """A matrix in three tensors, and a plain norm; returns what it was made from."""
     weight = pack_weight(np.random.default_rng(0).standard_normal((6, 64), dtype=np.float32))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": PACKED_CONFIG}))
     save_shards(tmp_path, parts_of("model.up.weight", weight) | {"model.norm.weight": np.ones(3, np.float32)}, 3)
     return weight
 
@@ -259,18 +260,18 @@ def test_a_packed_matrix_that_is_not_whole_is_refused(tmp_path, packed, change, 
     [
         (
             {"quant_method": "fp8"},
-            r"quantization_config\.quant_method = 'fp8' is not supported; 'compr",
+            r"quantization_config\.format = 'pack-quantized' is not known",
         ),
-        ({"format": "int-quantized"}, r"quantization_config\.format = 'int-quantized'"),
+        ({"format": "nvfp4-pack-quantized"}, r"format 'nvfp4-pack-quantized': .*CompressedTensorsDequantizer"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (
-            {"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"num_bits": 8}}}},
-            r"groups\.g\.weights\.num_bits = 8",
+            {"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"num_bits": 3}}}},
+            r"groups\.g\.weights\.num_bits = 3 is not supported; allowed: 4, 8",
         ),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"group_size": 128}}}}, "group_size = 128"),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"symmetric": False}}}}, "symmetric = False"),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "weight"}}}}, "actorder = 'weight'"),
-        ({"config_groups": {"g": {"weights": None}}}, "num_bits = None"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"group_size": 0}}}}, "group_size is 0"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"symmetric": "no"}}}}, "symmetric is 'no'"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "sideways"}}}}, "actorder = 'sideways'"),
+        ({"config_groups": {"g": {"weights": None}}}, "weights is missing"),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "input_activations": {"a": 1}}}}, "input_activations"),
         ({"transform_config": {"R1": {"type": "hadamard"}}}, r"quantization_config\.transform_config = "),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "rotate": True}}}, r"groups\.g\.rotate = True"),

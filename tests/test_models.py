@@ -19,7 +19,7 @@ from ddtree.checkpoint import CheckpointError, catalogue, load_config, read_tens
 from ddtree.config import DEFAULTS, model_shapes, read_config, read_rope
 from ddtree.dflash import Drafter, block_mask, default_layer_ids, read_draft_config
 from ddtree.kdtr import load
-from ddtree.layers import Llama3, Yarn, rope_frequencies
+from ddtree.layers import Llama3, Yarn, dense, rope_frequencies
 from ddtree.models import KVCache, Model, check_model, norm, prefill
 from invariance import check_fixture, check_random
 from random_models import FAMILIES, FIXTURES, NANO, PAIR, PAIRS, random_engine, random_weights
@@ -120,7 +120,7 @@ class Packed:
         self._weight, self.shape = weight, weight.shape
 
     def dequantise(self):
-        return self._weight.copy()
+        return dense(self._weight).copy()
 
 
 @pytest.mark.parametrize("name", NANO)

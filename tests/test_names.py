@@ -49,6 +49,7 @@ NAMES = {
     "ddtree.kdtr": (
         "DTYPES KdtrError KdtrFile Tensor bf16_to_float32 float32_to_bf16 load pack_int4 parse save unpack_int4 "
     ),
+    "ddtree.keys": ("CheckpointError LARGEST check_keys take take_size "),
     "ddtree.layers": (
         "F32 I64 KEY_BLOCK Llama3 Packed Rope TILE_BYTES Weight Yarn absorb_query ancestor_table apply_rope "
         "attention dense expand_rows gather_tail latent_values linear llama3_ramp project rms_norm "
@@ -70,7 +71,10 @@ NAMES = {
         "MAX_STEPS Machine MemoryCoder OperandCoder PtxError PtxProgram Scheduler Shape Step SyncUnit Tally "
         "Value ValueCoder Waiting WarpExchange counters launch load_ptx pack_parameters reuse_names "
     ),
-    "ddtree.quant": ("F32 GROUP PackedInt4 pack_weight "),
+    "ddtree.quant": (
+        "F32 FLOATS GROUP PARTS PLAIN PackedInt4 PackedInts Quantisation ScaledBytes Scheme foreign_tensors "
+        "join_parts pack_weight read_quantisation unpack_levels "
+    ),
     "ddtree.topk": (
         "TopK comes_before empty_top_k make_choose_kernel make_group_kernel merge_top_k merge_top_k_kernel "
         "rank_among redux_add redux_least redux_max redux_most top_k top_k_ref "
