@@ -1,11 +1,13 @@
-"""Record small random models that `oracle` lacks, by Hugging Face transformers: `python -m tools.record_models`.
+"""Record small random models that `oracle` lacks, by Hugging Face transformers: `python -m tools.record_models [NAME…]`.
 
-Writes `fixtures/models/NAME/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
+Writes `fixtures/models/NAME_nano/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
 `tools.convert_oracle` converts: logits and hidden states of 90 tokens, and the logits of a 24-node tree, each node
-computed on its own path. It needs torch and transformers beside ddtree, in an environment of its own.
+computed on its own path; then the 24 tokens that greedy decoding gives after the 90. Without names it records all. It
+needs torch and transformers beside ddtree, in an environment of its own.
 """
 
 import importlib.metadata
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,32 @@ CONFIGS = {
         "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
         "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
     },
+    "qwen2": COMMON | {
+        "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "use_sliding_window": False, "sliding_window": 40,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    },
+    "qwen2_window": COMMON | {
+        "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 40,
+        "max_window_layers": 2, "tie_word_embeddings": False, "rope_parameters": YARN, "rms_norm_eps": 1e-6,
+    },
+    "mistral": COMMON | {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 40, "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
+    },
+    "mistral_nemo": COMMON | {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": None,
+        "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "qwen3_moe_all": COMMON | {
+        "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "num_experts": 8,
+        "num_experts_per_tok": 3, "norm_topk_prob": True, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+    },
 }  # fmt: skip
 
 
@@ -71,22 +99,29 @@ def record(model: torch.nn.Module, seed: int) -> dict[str, np.ndarray]:
         paths.append([*(paths[parent] if parent >= 0 else []), node])
     whole = model(torch.tensor(ids)[None], output_hidden_states=True, use_cache=False)
     rows = [model(torch.tensor([[*ids, *nodes[path]]]), use_cache=False).logits[0, -1] for path in paths]
+    text = ids.tolist()
+    for _ in range(24):
+        text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
     return {
         "input_ids": ids.astype(np.int32), "logits": whole.logits[0].numpy(),
         "hidden_states": torch.cat(whole.hidden_states).numpy(), "tree_token_ids": nodes.astype(np.int32),
         "tree_parents": np.array(parents, dtype=np.int32), "tree_logits": torch.stack(rows).numpy(),
+        "generated": np.array(text[len(ids) :], dtype=np.int32),
     }  # fmt: skip
 
 
 def main() -> None:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch"))
     for seed, (name, settings) in enumerate(CONFIGS.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         folder = MODELS / f"{name}_nano"
         model = random_model(settings, seed)
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
         source = f"a random model and what Hugging Face transformers says of it ({versions}), float32 on a CPU"
-        note = "hidden_states[t+1] is after layer t, the last after the final norm; each tree node on its own path"
+        note = "hidden_states[t+1] is after layer t, the last after the final norm; each tree node on its own path; "
+        note += "generated: greedy, after the 90"
         save(folder / "expected.kdtr", record(model, seed), {"source": source, "note": note})
         print(f"{folder.name}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
 
