@@ -1,9 +1,10 @@
-"""Record small random models that `oracle` lacks, by Hugging Face transformers: `python -m tools.record_models [NAME…]`.
+"""Record small random models that `oracle` lacks, by transformers: `python -m tools.record_models [NAME …]`
 
 Writes `fixtures/models/NAME_nano/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
 `tools.convert_oracle` converts: logits and hidden states of 90 tokens, and the logits of a 24-node tree, each node
-computed on its own path; then the 24 tokens that greedy decoding gives after the 90. Without names it records all. It
-needs torch and transformers beside ddtree, in an environment of its own.
+computed on its own path. Without names it records all. Then it writes, for every model in that folder, the 24 tokens
+that greedy decoding gives after the 90, end tokens not heeded: `fixtures/generated.kdtr`. It needs torch and
+transformers beside ddtree, in an environment of its own.
 """
 
 import importlib.metadata
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ddtree.kdtr import save
+from ddtree.kdtr import load, save
 
 MODELS = Path(__file__).parent.parent / "fixtures" / "models"
 COMMON = {"vocab_size": 199, "max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": 1}
@@ -99,15 +100,21 @@ def record(model: torch.nn.Module, seed: int) -> dict[str, np.ndarray]:
         paths.append([*(paths[parent] if parent >= 0 else []), node])
     whole = model(torch.tensor(ids)[None], output_hidden_states=True, use_cache=False)
     rows = [model(torch.tensor([[*ids, *nodes[path]]]), use_cache=False).logits[0, -1] for path in paths]
-    text = ids.tolist()
-    for _ in range(24):
-        text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
     return {
         "input_ids": ids.astype(np.int32), "logits": whole.logits[0].numpy(),
         "hidden_states": torch.cat(whole.hidden_states).numpy(), "tree_token_ids": nodes.astype(np.int32),
         "tree_parents": np.array(parents, dtype=np.int32), "tree_logits": torch.stack(rows).numpy(),
-        "generated": np.array(text[len(ids) :], dtype=np.int32),
     }  # fmt: skip
+
+
+@torch.no_grad()
+def generate(folder: Path) -> np.ndarray:
+    """The 24 most probable tokens, one after the other, after the recorded 90 of a model."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    ids = load(folder / "expected.kdtr")["input_ids"].tolist()
+    for _ in range(24):
+        ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return np.array(ids[-24:], dtype=np.int32)
 
 
 def main() -> None:
@@ -120,10 +127,11 @@ def main() -> None:
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
         source = f"a random model and what Hugging Face transformers says of it ({versions}), float32 on a CPU"
-        note = "hidden_states[t+1] is after layer t, the last after the final norm; each tree node on its own path; "
-        note += "generated: greedy, after the 90"
+        note = "hidden_states[t+1] is after layer t, the last after the final norm; each tree node on its own path"
         save(folder / "expected.kdtr", record(model, seed), {"source": source, "note": note})
         print(f"{folder.name}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
+    texts = {folder.name: generate(folder) for folder in sorted(MODELS.iterdir())}
+    save(MODELS.parent / "generated.kdtr", texts, {"source": f"greedy decoding by transformers ({versions}), float32"})
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from .shapes import layer_shapes as layer_shapes
 from .shapes import model_shapes as model_shapes
 from .shapes import with_biases as with_biases
 
+# %% ../notebooks/24f_config.ipynb #f182ed07
 _all_ = [
     "DEFAULTS", "Experts", "FAMILIES", "Latent", "MOST_LAYERS", "ModelConfig", "NEUTRAL", "Shapes",
     "attention_shapes", "feed_forward_shapes", "grouped_shapes", "latent_shapes", "layer_shapes",

@@ -84,12 +84,13 @@ def with_defaults(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {**DEFAULTS.get(family, {}), **given}
 
 # %% ../notebooks/24a_config_defaults.ipynb #af440a59
-_OFF = {
+_OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping", "clip_qkv"), (0,)),
     **dict.fromkeys(("attention_chunk_size", "swiglu_limit", "no_rope_layer_interval"), (0,)),
     **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias", "lm_head_bias"), (False,)),
     **dict.fromkeys(("attention_out_bias", "attention_output_bias", "attn_output_gate", "alibi"), (False,)),
     **dict.fromkeys(("use_parallel_residual", "parallel_attn", "attn_temperature_tuning", "use_mrope"), (False,)),
+    **dict.fromkeys(("rope_interleave", "rope_interleaved"), (False,)),
     **dict.fromkeys(("use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder"), (False,)),
     **dict.fromkeys(("no_rope_layers", "sandwich_norm", "attention_sink_bias"), (False, [])),
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), (1,)),
@@ -110,14 +111,18 @@ _PLAIN_EXPERTS = {
     **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "moe_layer_freq"), (1,)),
     **{"shared_expert_intermediate_size": (0,), "scoring_func": ("softmax",), "topk_method": ("greedy",)},
 }
-_SIGMOID_EXPERTS = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+_SIGMOID_EXPERTS = {
+    **{"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "mlp_only_layers": ([],), "num_experts": (0,)},
+    **{"moe_layer_freq": (1,), "decoder_sparse_step": (1,), "shared_expert_intermediate_size": (0,)},
+}
+_LATENT = {"attention_bias": (False, True), "rope_interleave": (False, True)}
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {**_OFF, **_NO_WINDOW, **_NO_EXPERTS, "attention_bias": (False, True), "mlp_bias": (False, True)},
     "mistral": {**_OFF, **_NO_EXPERTS},
     "qwen2": {**_OFF, **_NO_EXPERTS, "attention_bias": (True,)},
     "qwen3": {**_OFF, **_NO_EXPERTS, **_NORMED},
     "qwen3_moe": {**_OFF, **_PLAIN_EXPERTS, **_NORMED, "use_sliding_window": (False,)},
-    "deepseek_v3": {**_OFF, **_NO_WINDOW, **_SIGMOID_EXPERTS, "attention_bias": (False, True)},
+    "deepseek_v3": {**_OFF, **_NO_WINDOW, **_SIGMOID_EXPERTS, **_LATENT},
 }
 NEUTRAL["kimi_k2"] = NEUTRAL["deepseek_v3"]
 

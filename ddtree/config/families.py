@@ -17,7 +17,7 @@ from .model import MOST_LAYERS, Experts, Latent, ModelConfig, read_common, read_
 from .rope import read_rope, rope_keys, yarn_mscale
 from ..moe import Routing
 
-
+# %% ../notebooks/24d_config_families.ipynb #4ef75adb
 def read_dense(config: Mapping[str, Any], qk_norm: bool) -> ModelConfig:
     """Read a Llama (qk_norm False) or Qwen3 (True) config. Raises CheckpointError that names the key it cannot use."""
     common = read_common(config)

@@ -15,7 +15,7 @@ from .defaults import optional
 from ..layers import Rope
 from ..moe import Routing
 
-
+# %% ../notebooks/24c_config_model.ipynb #bad04942
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention. q_lora_rank: size of the query's latent, None for none; kv_lora_rank: of the cached
@@ -45,8 +45,9 @@ class ModelConfig:
 
     head_dim: of queries and keys. softmax_scale: of the attention scores. windows: for each layer, the positions a
     token sees, itself included, None for all; empty if no layer has a window. attention_bias, mlp_bias: whether the
-    projections have biases; qkv_bias: those of query, key and value alone. qk_norm: whether each head's query and key are normed. prefixes, skip: how the
-    checkpoint's tensor names differ from `model_shapes`, and which of its tensors are not used (see `load_weights`).
+    projections have biases; qkv_bias: those of query, key and value alone. qk_norm: whether each head's query and key
+    are normed. prefixes, skip: how the checkpoint's tensor names differ from `model_shapes`, and which of its tensors
+    are not used (see `load_weights`).
     """
 
     vocab_size: int
@@ -101,8 +102,9 @@ def read_window(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...
     kind, kinds = "full_attention" if window is None else "sliding_attention", optional(config, "layer_types", list)
     if kinds is not None and kinds != [kind] * layers:
         raise CheckpointError(f"config.json: layer_types {kinds!r} is not supported; with this window all are {kind!r}")
-    if window is not None and config.get("use_sliding_window") is False:
-        raise CheckpointError(f"config.json: sliding_window is {window}, but use_sliding_window is false")
+    if config.get("use_sliding_window") not in (None, window is not None):
+        use = config["use_sliding_window"]
+        raise CheckpointError(f"config.json: sliding_window is {window}, but use_sliding_window is {use!r}")
     return () if window is None else (window,) * layers
 
 # %% ../notebooks/24c_config_model.ipynb #fd57b00d

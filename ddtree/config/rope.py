@@ -14,6 +14,7 @@ from ..checkpoint import CheckpointError, take, take_size
 from .defaults import refuse
 from ..layers import Divisors, Llama3, Rope, Yarn
 
+# %% ../notebooks/24b_config_rope.ipynb #2e783191
 _ROPE_BLOCK = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE_BLOCK, "factor", "original_max_position_embeddings")
 _ROPE_KEYS = {

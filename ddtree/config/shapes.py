@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from .model import Latent, ModelConfig
 
+# %% ../notebooks/24e_config_shapes.ipynb #16d7c79b
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -19,7 +20,7 @@ def with_biases(weights: Mapping[str, tuple[int, ...]], biased: Sequence[str]) -
     shapes: Shapes = {f"{name}.weight": shape for name, shape in weights.items()}
     return shapes | {f"{name}.bias": weights[name][:1] for name in biased if name in weights}
 
-
+# %% ../notebooks/24e_config_shapes.ipynb #586cd811
 def grouped_shapes(config: ModelConfig) -> Shapes:
     """Names and shapes of one layer's grouped-query attention, without its `self_attn.` prefix."""
     hidden, dim = config.hidden_size, config.head_dim

@@ -23,6 +23,7 @@ from .tensors import join_halves as join_halves
 from .tensors import read_source as read_source
 from .tensors import unpermute as unpermute
 
+# %% ../notebooks/22t_llamacpp.ipynb #5dc19ed4
 GGUF_FAMILIES = {
     "llama": "llama",
     "qwen2": "qwen2",
@@ -30,6 +31,8 @@ GGUF_FAMILIES = {
     "qwen3moe": "qwen3_moe",
     "deepseek2": "deepseek_v3",
 }
+
+# %% ../notebooks/22t_llamacpp.ipynb #a02b939b
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -61,6 +64,8 @@ _MORE_KEYS: dict[str, dict[str, str]] = {
         "rope.dimension_count": "qk_rope_head_dim",
     },
 }
+
+# %% ../notebooks/22t_llamacpp.ipynb #4b87173b
 _all_ = ["Source", "cut_stack", "find_sources", "gguf_name", "join_halves", "read_source", "unpermute"]
 
 # %% ../notebooks/22t_llamacpp.ipynb #cc468256
@@ -104,8 +109,10 @@ def plain_heads(own: dict[str, Any], config: dict[str, Any], where: str) -> None
     Raises ValueError if queries, values and turned parts differ in size.
     """
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    dim = own.pop("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
-    for key in ("rope.dimension_count", "attention.value_length"):
+    dim = config["hidden_size"] // config["num_attention_heads"]
+    if "attention.key_length" in own:
+        dim = positive(own, "attention.key_length", where)
+    for key in ("attention.key_length", "rope.dimension_count", "attention.value_length"):
         if own.pop(key, dim) != dim:
             raise ValueError(f"{where}.{key} is not head_dim {dim}; such models are not supported")
     config["head_dim"] = dim
@@ -117,11 +124,9 @@ def latent_heads(own: dict[str, Any], config: dict[str, Any], where: str) -> Non
     ours = {"qk_rope_head_dim": "rope.dimension_count", "kv_lora_rank": "attention.kv_lora_rank"}
     rope, rank = (positive({theirs: config.get(key)}, theirs, where) for key, theirs in ours.items())
     shared = "attention.key_length_mla" in own
-    if shared:
-        expected = {"attention.key_length": rank + rope, "attention.value_length": rank}
-        for key, value in expected.items():
-            if own.pop(key, value) != value:
-                raise ValueError(f"{where}.{key} is not {value}, which follows from kv_lora_rank and RoPE's size")
+    for name, size in {"attention.key_length": rank + rope, "attention.value_length": rank}.items():
+        if shared and own.pop(name, size) != size:
+            raise ValueError(f"{where}.{name} is not {size}, which follows from kv_lora_rank and RoPE's size")
     ending = "_mla" if shared else ""
     key, value = (positive(own, f"attention.{name}_length{ending}", where) for name in ("key", "value"))
     if key <= rope:
@@ -161,8 +166,8 @@ _DIVISORS = "rope_freqs.weight"
 
 
 def rope_divisors(gguf: Gguf, pairs: int) -> Divisors:
-    """The divisors of the RoPE frequencies in a GGUF file. pairs: how many there must be. Raises ValueError if there are
-    more or fewer, or one is not positive."""
+    """The divisors of the RoPE frequencies in a GGUF file. pairs: how many there must be. Raises ValueError if there
+    are more or fewer, or one is not positive."""
     values = gguf.read(_DIVISORS)
     if values.shape != (pairs,) or not (np.isfinite(values) & (values > 0)).all():
         found = f"shape {values.shape}, smallest {values.min(initial=np.inf)}"
@@ -175,8 +180,8 @@ def check_gating(own: dict[str, Any], where: str) -> None:
     `own`."""
     if (gating := own.pop("expert_gating_func", None)) != 2:
         raise ValueError(
-            f"{where}.expert_gating_func is {gating!r}; 2 is supported (sigmoid: DeepSeek-V3, Kimi K2), and no key means "
-            "softmax (DeepSeek-V2)"
+            f"{where}.expert_gating_func is {gating!r}; 2 is supported (sigmoid: DeepSeek-V3, Kimi K2), and no key "
+            "means softmax (DeepSeek-V2)"
         )
 
 
@@ -196,7 +201,7 @@ def read_metadata(gguf: Gguf) -> dict[str, Any]:
     """The metadata of a GGUF file as a Hugging Face config. Raises ValueError for a family, or a key with a meaning,
     that is not in the tables above."""
     family = gguf.metadata.get("general.architecture")
-    if family not in GGUF_FAMILIES:
+    if not isinstance(family, str) or family not in GGUF_FAMILIES:
         raise ValueError(
             f"{gguf.path}: general.architecture {family!r} is not supported; {', '.join(GGUF_FAMILIES)} are"
         )
@@ -212,6 +217,7 @@ def read_metadata(gguf: Gguf) -> dict[str, Any]:
     else:
         plain_heads(own, config, where)
         config["attention_bias"] = family == "qwen2" or "blk.0.attn_q.bias" in gguf.tensors
+        config |= {"mlp_bias": True} if "blk.0.ffn_gate.bias" in gguf.tensors else {}
     if unknown := [key for key, value in own.items() if value not in (0, "none", False)]:
         raise ValueError(f"{where}.{unknown[0]} = {own[unknown[0]]!r} is not supported")
     if family == "llama" and _DIVISORS in gguf.tensors:

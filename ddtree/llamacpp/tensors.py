@@ -58,14 +58,13 @@ def cut_stack(tensor: GgufTensor) -> dict[str, GgufTensor]:
     pieces, shape = experts * len(parts), (rows // len(parts), columns)
     starts = [tensor.start + i * (tensor.size // pieces) for i in range(pieces)]
     names = [f"layers.{match[1]}.mlp.experts.{i}.{part}.weight" for i in range(experts) for part in parts]
-    return {
-        name: replace(tensor, shape=shape, start=start) for name, start in zip(names, starts, strict=True)
-    }
+    return {name: replace(tensor, shape=shape, start=start) for name, start in zip(names, starts, strict=True)}
 
 # %% ../notebooks/22s_llamacpp_tensors.ipynb #5e0bcb3b
 @dataclass(frozen=True)
 class Source:
-    """Where a weight stands in a GGUF file: one tensor, a piece of one, or the two halves of `kv_b_proj`. shape: its own."""
+    """Where a weight stands in a GGUF file: one tensor, a piece of one, or the two halves of `kv_b_proj`. shape: the
+    weight's."""
 
     shape: tuple[int, ...]
     tensors: tuple[GgufTensor, ...]
