@@ -19,6 +19,7 @@ import numpy as np
 from ddtree.engine import Engine
 from ddtree.gguf import BLOCK_TYPES, decode_blocks
 from ddtree.kdtr import load
+from ddtree.measure import write_measurement
 from ddtree.models import Model, prefill
 from ddtree.quant import PackedInt4
 from tests.llamacpp import convert
@@ -192,8 +193,7 @@ def main() -> int:
         return check(table)
     sources = json.loads((MODELS / "qwen2_nano" / "config.json").read_text("utf-8"))["transformers_version"]
     versions = {"transformers": f"{sources}, older models 5.17", "gguf": importlib.metadata.version("gguf")}
-    record = {"command": COMMAND, "sources": versions, "allowed_roundings": ROUNDINGS, "rows": table}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_measurement(RECORD, COMMAND, {"sources": versions, "allowed_roundings": ROUNDINGS, "rows": table})
     (ROOT / "README.md").write_text(written(table), encoding="utf-8")
     return 0
 
