@@ -10,9 +10,9 @@ import pytest
 from ddtree.check import assert_close, assert_equal
 from ddtree.checkpoint import CheckpointError, catalogue, load_config, open_gguf
 from ddtree.config import DEFAULTS, FAMILIES, NEUTRAL, model_shapes, read_config
-from ddtree.gguf import read_gguf
+from ddtree.gguf import BLOCK_TYPES, GgufTensor, read_gguf
 from ddtree.kdtr import load
-from ddtree.llamacpp import GGUF_FAMILIES
+from ddtree.llamacpp import GGUF_FAMILIES, cut_stack, find_sources
 from ddtree.models import Model, check_model
 from gguf_writer import write_gguf
 from random_models import FIXTURES
@@ -380,6 +380,7 @@ def test_a_gguf_file_knows_no_window_so_texts_are_equal_up_to_its_length(tmp_pat
         ({"blk.1.exp_probs_b.bias": None}, "missing layers.1.mlp.gate.e_score_correction_bias"),
         ({"blk.1.ffn_up_exps.weight": None}, "missing layers.1.mlp.experts.0.up_proj.weight"),
         ({"blk.1.ffn_up_exps.weight": np.ones((12, 64), np.float32)}, "extra blk.1.ffn_up_exps.weight"),
+        ({"blk.1.ffn_up_exps.weight": np.ones((12, 32, 0), np.float32)}, r"has shape \(32, 0\)"),
         ({"blk.1.ffn_up_exps.weight": np.ones((12, 31, 64), np.float32)}, r"has shape \(31, 64\)"),
     ],
 )
@@ -422,6 +423,13 @@ def test_a_split_file_of_experts_is_the_same_model(tmp_path):
         write_gguf(path, facts | (whole.metadata if i == 0 else {}), share)
     ids = recorded("kimi_k2")["input_ids"]
     assert_equal(logits_of(paths[1], ids), logits_of(tmp_path / "whole.gguf", ids), name="logits")
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2, 0), (10_001, 2, 0), (2, 3), (4,), (2, 3, 5, 7)])
+def test_a_stack_that_cannot_be_one_is_not_cut(shape):
+    tensor = GgufTensor("blk.0.ffn_gate_up_exps.weight", shape, BLOCK_TYPES[0], start=0)
+    assert cut_stack(tensor) == {}
+    assert [name for name, _ in find_sources({tensor.name: tensor})] == [tensor.name]
 
 
 MUTATED = (None, 0, 3, 2**31, True, 1.5, float("nan"), "x", "", [], [1, 2], ["a"])
