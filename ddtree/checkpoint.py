@@ -6,7 +6,7 @@
 __all__ = ['LARGEST', 'FLOATS', 'DENSE', 'F32', 'CheckpointError', 'take', 'take_size', 'check_quantization', 'is_gguf',
            'load_config', 'json_object', 'index_files', 'tensor_files', 'Stored', 'catalogue', 'expected_form',
            'plain_name', 'missing_names', 'check_names', 'read_tensors', 'check_counts', 'find_weights', 'load_weights',
-           'open_gguf', 'gguf_config', 'GGUF_FAMILIES', 'gguf_name', 'unpermute']
+           'open_gguf', 'gguf_config', 'GGUF_FAMILIES', 'gguf_name', 'rope_divisors', 'unpermute']
 
 # %% ../notebooks/23_checkpoint.ipynb #7b8adf57
 from collections.abc import Mapping
@@ -285,8 +285,9 @@ def read_tensors(stored: Sequence[Stored]) -> Iterator[tuple[Stored, NDArray[Any
     """
     for file, tensors in groupby(stored, key=lambda tensor: tensor.file):
         if is_gguf(file):
-            same = list(tensors)
-            yield from zip(same, read_named(open_gguf(file), [tensor.name for tensor in same]), strict=True)
+            same, gguf = list(tensors), open_gguf(file)
+            names = [tensor.name for tensor in same]
+            yield from zip(same, read_named(gguf, names, gguf_config(gguf)), strict=True)
             continue
         with _safetensors(file) as opened:
             for tensor in tensors:
@@ -382,6 +383,7 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
 # %% ../notebooks/23_checkpoint.ipynb #50603cad
 from .llamacpp import GGUF_FAMILIES as GGUF_FAMILIES
 from .llamacpp import gguf_name as gguf_name
+from .llamacpp import rope_divisors as rope_divisors
 from .llamacpp import unpermute as unpermute
 
-_all_ = ["GGUF_FAMILIES", "gguf_name", "unpermute"]
+_all_ = ["GGUF_FAMILIES", "gguf_name", "rope_divisors", "unpermute"]

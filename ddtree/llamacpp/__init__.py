@@ -225,9 +225,10 @@ def read_metadata(gguf: Gguf) -> dict[str, Any]:
     return config
 
 # %% ../notebooks/22t_llamacpp.ipynb #f42f0798
-def read_named(gguf: Gguf, names: Iterable[str]) -> Iterator[F32]:
-    """Weights of a GGUF file by Hugging Face's names, in Hugging Face's row order. Raises KeyError for another name."""
-    found, config = dict(find_sources(gguf.tensors)), read_metadata(gguf)
+def read_named(gguf: Gguf, names: Iterable[str], config: Mapping[str, Any]) -> Iterator[F32]:
+    """Weights of a GGUF file by Hugging Face's names, in Hugging Face's row order. config: from `read_metadata`. Raises
+    KeyError for another name."""
+    found = dict(find_sources(gguf.tensors))
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     for name in names:
         value, part = read_source(gguf, found[name]), name.rpartition(".")[0].rpartition(".")[2]
