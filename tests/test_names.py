@@ -18,7 +18,7 @@ NAMES = {
     "ddtree.checkpoint": (
         "CheckpointError DENSE F32 FLOATS GGUF_FAMILIES Stored catalogue check_names check_quantization "
         "expected_form gguf_config gguf_name is_gguf load_config load_weights missing_names open_gguf "
-        "plain_name read_tensors take take_size tensor_files unpermute "
+        "plain_name read_tensors rope_divisors take take_size tensor_files unpermute "
     ),
     "ddtree.cli": (
         "DraftOption FileOption FolderOption JsonOption ModelOption PromptOption TargetOption TextStream app "
@@ -31,7 +31,8 @@ NAMES = {
         "Experts FAMILIES Latent ModelConfig Shapes attention_shapes feed_forward_shapes layer_shapes "
         "make_routing model_shapes optional read_common read_config read_deepseek read_dense read_end_tokens "
         "read_kimi_k25 read_latent read_qwen3_moe read_rope read_shared_experts read_windows refuse rope_keys "
-        "with_biases yarn_mscale "
+        "with_biases yarn_mscale DEFAULTS MOST_LAYERS NEUTRAL grouped_shapes latent_shapes read_mistral read_qwen2 "
+        "read_window refuse_others rope_block with_defaults "
     ),
     "ddtree.cuda": (
         "Device DeviceFunction GpuArray GpuDevice GpuGraph Instruction Kernel Launch LaunchRule Launched "
@@ -56,6 +57,7 @@ NAMES = {
         "rope_frequencies rope_tables silu sum_blocks swiglu tree_attention visible_slots yarn_ramp "
     ),
     "ddtree.layout": (""),
+    "ddtree.llamacpp": ("GGUF_FAMILIES find_sources gguf_name read_metadata read_named rope_divisors unpermute "),
     "ddtree.models": (
         "F32 Forward I64 KVCache LATENT_EPS Layer Model feed_forward head_rows key_value_rows "
         "latent_attention latent_queries latent_rows layer_weights norm prefill target_layer "
