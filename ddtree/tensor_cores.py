@@ -35,7 +35,7 @@ def _powers(exponents: ArrayLike, kind: str) -> NDArray[np.uint16]:
     """The bits of powers of two."""
     values = np.ldexp(1.0, np.asarray(exponents)).astype(np.float32)
     bits = values.astype(np.float16).view(np.uint16) if kind == "f16" else values.view(np.uint32) >> 16
-    return bits.astype(np.uint16)
+    return np.asarray(bits, np.uint16)
 
 
 def ask(kind: str = "bf16", k: int = 16) -> tuple[NDArray[np.uint16], NDArray[np.uint16], NDArray[np.float32]]:
