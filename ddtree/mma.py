@@ -6,7 +6,7 @@
 __all__ = ['mma_m16n8k16_bf16', 'mma_m16n8k16_f16', 'mma_m16n8k8_bf16', 'mma_m16n8k8_f16', 'mma_bf16_kernel', 'mma_f16_kernel',
            'RECORDED', 'ldmatrix_x1', 'ldmatrix_x2', 'ldmatrix_x4', 'ldmatrix_x1_trans', 'ldmatrix_x2_trans',
            'ldmatrix_x4_trans', 'pack_bf16', 'pack_f16', 'make_mma_kernel', 'mma', 'measure_rule', 'describe_rule',
-           'rows_of_a', 'rows_of_b', 'rows_of_b_trans']
+           'report_rule', 'rows_of_a', 'rows_of_b', 'rows_of_b_trans']
 
 # %% ../notebooks/10d_mma.ipynb #59b9f957
 from typing import Annotated, Any
@@ -93,6 +93,13 @@ def describe_rule(found: tuple[int, int] | None) -> str:
         return "as recorded on an H200: sums of 16 products, cut 25 places below the largest exponent"
     how = f"sums of {found[0]} products, cut {found[1]} places below" if found else "by no rule that is known here"
     return f"NOT as recorded on an H200: {how}; kernels with tensor cores give other bits than their references here"
+
+
+def report_rule(device: Device | None) -> dict[str, str]:
+    """A line for "bf16" and one for "f16": whether a device follows the recorded rule; None is no device."""
+    if device is None:
+        return dict.fromkeys(("bf16", "f16"), "not measured: no GPU here")
+    return {kind: describe_rule(measure_rule(kind, device)) for kind in ("bf16", "f16")}
 
 # %% ../notebooks/10d_mma.ipynb #92875266
 def _load(count: int, trans: str = "") -> Assembly:
