@@ -16,7 +16,6 @@ from .access import Access
 from .arith import Lanes
 from .text import PtxError
 from .tiles import TileMemory
-from .watch import mark_written
 
 # %% ../notebooks/04k_ptx_copies.ipynb #d2e8439f
 _HINTS = {"ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
@@ -180,13 +179,15 @@ class GuardedMemory(SourceMemory):
 
     def _under_way(self, i: int, at: int, lanes: Lanes | None, does: str, copies: Pending, still: str) -> PtxError:
         """The error of an access by the group's lane number `at`."""
-        copy, thread = self.code[copies.instruction], self.geometry.place(int(copies.lanes[0]))["thread"]
-        source = f", {copy.source}" if copy.source else ""
+        copy, lane = self.code[copies.instruction], int(self._who(lanes)[at])
+        here, there = self.geometry.place(lane), self.geometry.place(int(copies.lanes[0]))
+        block = "" if here["block"] == there["block"] else f" of block {there['block']}"
+        line = f"PTX line {copy.line}" + (f", {copy.source}" if copy.source else "")
         message = (
-            f"{self.code[i].opcode} {does} {copy.opcode} of thread {thread} (PTX line {copy.line}{source}) still "
-            f"{still}: no cp.async.wait_group of that thread covers it yet"
+            f"{self.code[i].opcode} {does} {copy.opcode} of thread {there['thread']}{block} ({line}) still {still}: "
+            "no cp.async.wait_group of that thread covers it yet"
         )
-        return self.fail("race", i, int(self._who(lanes)[at]), message)
+        return self.fail("race", i, lane, message)
 
 # %% ../notebooks/04k_ptx_copies.ipynb #f960004f
 class CopyingMemory(GuardedMemory):
@@ -208,21 +209,12 @@ class CopyingMemory(GuardedMemory):
         """
         if ignore is not None:
             length = np.where(ignore, np.uint32(0), np.uint32(size))
-        found = self._begin(i, _WORDS["shared"][size], *to, lanes)
-        assert found is not None
-        (region, where), words, who = found, self._source(i, size, *source, lanes, length), self._who(lanes)
-        if self.races:
-            self._check_race(i, where, size, lanes, True, False)
-        index, view = where >> 2, region.view("u4")
-        for k, word in enumerate(words):
-            view[index + k] = word
-        self._note(region, where, size, lanes, True)
-        if self.races:
-            mark_written(region, index, 4, size // 4)
-            self._check_same_step(i, view, index, where, lanes, tuple(words))
+        self.store(i, _WORDS["shared"][size], *to, lanes, *self._source(i, size, *source, lanes, length))
+        found, who = self._begin(i, _WORDS["shared"][size], *to, lanes), self._who(lanes)
+        if self.races and found:
             read = np.full(who.size, size, "u8") if length is None else length.astype("u8")
             start = source[0] + np.uint64(source[1] % (1 << 64))
-            self.copies.add(Pending(i, who, self.copies.groups[who], start, read, where, size))
+            self.copies.add(Pending(i, who, self.copies.groups[who], start, read, found[1], size))
 
     def commit_group(self, lanes: Lanes | None) -> None:
         """cp.async.commit_group: close a group, an empty one too."""
