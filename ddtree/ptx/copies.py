@@ -71,13 +71,13 @@ class UnderWay:
     def __init__(self, lanes: int, places: int, granule: int) -> None:
         self.groups, self.granule = np.zeros(lanes, "i8"), granule
         self.pending: list[Pending] = []
-        self.filler = np.full(places, -1, "i4")  # for each place of shared memory the lane that copies to it, or -1
+        self.filler = np.zeros(places, "i4")  # for each place of shared memory 1 + the lane that copies to it, or 0
 
     def add(self, copies: Pending) -> None:
         """Copies were issued."""
         self.pending.append(copies)
         for k in range(0, copies.size, self.granule):
-            self.filler[(copies.where + k) // self.granule] = copies.lanes
+            self.filler[(copies.where + k) // self.granule] = 1 + copies.lanes
 
     def finish(self, lanes: Lanes, most: int) -> list[Pending]:
         """`lanes` wait until at most `most` of their closed groups are under way; the copies that are done now."""
@@ -88,15 +88,15 @@ class UnderWay:
         finished = [copies.part(those) for copies, those in done if those.any()]
         for copies in finished:
             for k in range(0, copies.size, self.granule):
-                self.filler[(copies.where + k) // self.granule] = -1
+                self.filler[(copies.where + k) // self.granule] = 0
         return finished
 
     def fills(self, where: Lanes, width: int) -> tuple[int, int, Pending] | None:
         """The first access of `width` bytes to a place that is being filled: its number, the byte, and the copies."""
         for k in range(0, width if self.pending else 0, self.granule):
             filler = self.filler.take((where + k) // self.granule)
-            if filler.max() >= 0:
-                at = int(np.argmax(filler >= 0))
+            if filler.any():
+                at = int(np.argmax(filler > 0))
                 place = int(where[at]) + k
                 there = ((c, (c.where <= place) & (place < c.where + c.size)) for c in self.pending)
                 return at, place, next(c.part(those) for c, those in there if those.any())
