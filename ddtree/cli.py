@@ -9,7 +9,7 @@ __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'Prompt
            'said_plainly', 'model_folders', 'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt',
            'encode_prompt', 'choose_budget', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate',
            'run_round', 'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command',
-           'bench_tree_command', 'kernels_build', 'kernels_check', 'env', 'main']
+           'bench_tree_command', 'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -516,7 +516,17 @@ def kernels_check(folder: FolderOption = None) -> None:
     print(f"{target}: as the notebooks say")
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
+from .cuda import GpuDevice
 from .measure import PACKAGES, environment
+from .mma import report_rule
+
+
+def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
+    """Whether the tensor cores of the GPU round as recorded, a line for each kind of operands."""
+    try:
+        return report_rule(GpuDevice() if has_gpu else None)
+    except (ImportError, OSError, RuntimeError) as error:
+        return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
 
 
 @app.command()
@@ -530,6 +540,7 @@ def env(as_json: JsonOption = False) -> None:
         "kernel compiler": compiler,
         "kernels on a GPU": compiler and bool(facts["gpus"]),
     }
+    facts["tensor_cores"] = ask_tensor_cores(facts["works"]["kernels on a GPU"])
     if as_json:
         print(json.dumps(facts))
         return
@@ -538,6 +549,8 @@ def env(as_json: JsonOption = False) -> None:
     for package in PACKAGES:
         print(f"{package:12} {facts['packages'].get(package, 'not installed')}")
     print(f"{'GPUs':12} {'; '.join(facts['gpus']) or 'none seen (no nvidia-smi)'}")
+    for kind, line in facts["tensor_cores"].items():
+        print(f"{f'{kind} mma':12} {line}")
     for name, works in facts["works"].items():
         print(f"{name:17}{'works here' if works else 'does not work here'}")
     if not compiler:
