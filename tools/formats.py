@@ -40,6 +40,9 @@ FOLDERS = {
     "qwen2": ("qwen2", "qwen2_window"), "qwen3": ("qwen3", "qwen3_window"), "qwen3_moe": ("qwen3_moe", "qwen3_moe_all"),
     "deepseek_v3": ("deepseek_v3_grouped", "deepseek_v3_bias"), "kimi_k2": ("kimi_k2",),
 }  # fmt: skip
+QUANTISED = (
+    ("fp8", "qwen3", "qwen3_fp8"), ("fp8", "deepseek_v3", "deepseek_v3_fp8"), ("pack-quantized", "llama", "llama_w4a16")
+)  # fmt: skip
 # family → models whose config a GGUF file can hold, and how the file differs from today's converter
 FILES: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
     "llama": (("llama", "", {}), ("llama_bias", "", {}), ("llama3_rope", "divisors of RoPE", {})),
@@ -125,6 +128,8 @@ def rows() -> Iterator[Row]:
             model = f"{name}, {how}" if how else name
             measure = lambda name=name, options=options: file_row(f"{name}_nano", options)  # noqa: E731
             yield Row("GGUF", family, model, "transformers", measure)
+    for form, family, name in QUANTISED:
+        yield Row(form, family, name, "transformers", lambda name=name: folder_row(f"{name}_nano"))
     yield Row("GGUF, 12 quantised types", "any", "blocks of random bytes", "gguf", blocks_row)
     yield Row("INT4 pack-quantized", "any", "a matrix", "compressed-tensors", int4_row)
 

@@ -3,8 +3,8 @@
 Writes `fixtures/models/NAME_nano/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
 `tools.convert_oracle` converts: logits and hidden states of 90 tokens, and the logits of a 24-node tree, each node
 computed on its own path. Without names it records all. Then it writes, for every model in that folder, the 24 tokens
-that greedy decoding gives after the 90, end tokens not heeded: `fixtures/generated.kdtr`. It needs torch and
-transformers beside ddtree, in an environment of its own.
+that greedy decoding gives after the 90, end tokens not heeded: `fixtures/generated.kdtr`. It needs torch, transformers,
+accelerate and compressed-tensors 0.20 beside ddtree, in an environment of its own.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
 
 from ddtree.kdtr import load, save
 
@@ -110,7 +110,11 @@ def record(model: torch.nn.Module, seed: int) -> dict[str, np.ndarray]:
 @torch.no_grad()
 def generate(folder: Path) -> np.ndarray:
     """The 24 most probable tokens, one after the other, after the recorded 90 of a model."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    method = AutoConfig.from_pretrained(folder).to_dict().get("quantization_config", {}).get("quant_method")
+    how = {"quantization_config": FineGrainedFP8Config(dequantize=True)} if method == "fp8" else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32, **how
+    ).eval()
     ids = load(folder / "expected.kdtr")["input_ids"].tolist()
     for _ in range(24):
         ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
