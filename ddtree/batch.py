@@ -30,7 +30,7 @@ def positive(values: NDArray[Any]) -> bool:
     """Whether all are finite numbers above 0, as float32 too."""
     if values.dtype.kind not in "iuf":
         return False
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         narrow = values.astype(np.float32)
     return bool(((narrow > 0) & (narrow < np.inf)).all())
 

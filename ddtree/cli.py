@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'PromptOption', 'FileOption', 'JsonOption',
            'BudgetOption', 'LimitOption', 'StopOption', 'TemperatureOption', 'TopKOption', 'TopPOption', 'SeedOption',
-           'CompareOption', 'RawOption', 'TemplateOption', 'bench_app', 'kernels_app', 'FolderOption', 'version', 'say',
-           'said_plainly', 'model_folders', 'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt',
-           'encode_prompt', 'choose_budget', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate',
-           'run_round', 'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command',
-           'bench_tree_command', 'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env', 'main']
+           'CompareOption', 'RawOption', 'TemplateOption', 'bench_app', 'kernels_app', 'FolderOption', 'PackagedOption',
+           'version', 'say', 'said_plainly', 'model_folders', 'progress_bar', 'open_models', 'read_models',
+           'load_engine', 'read_prompt', 'encode_prompt', 'choose_budget', 'summary', 'report', 'run_streaming',
+           'compare_plain', 'generate', 'run_round', 'tree_figures', 'token_label', 'tree', 'peak_memory',
+           'bench_engine_command', 'bench_tree_command', 'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env',
+           'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -480,43 +481,50 @@ def bench_tree_command(
             say(results["note"])
 
 # %% ../notebooks/40_cli.ipynb #debdef75
-from .aot import build_kernels, check_kernels
+from .aot import build_kernels, build_packaged, check_kernels, check_packaged
 
 kernels_app = typer.Typer(
     no_args_is_help=True, help="Build the kernels as PTX for programs without Python, and check them."
 )
 app.add_typer(kernels_app, name="kernels")
 FolderOption = Annotated[Path | None, typer.Option(help="Default: kernels for sm_120, else build/kernels/ARCH.")]
+PackagedOption = Annotated[bool, typer.Option("--packaged", help="The texts inside the package instead of a folder.")]
 
 
 @kernels_app.command("build")
 def kernels_build(
     arch: Annotated[str, typer.Option(help="sm_120, sm_100, sm_90 or another that the compiler knows.")] = "sm_120",
     folder: FolderOption = None,
+    packaged: PackagedOption = False,
+    anew: Annotated[bool, typer.Option("--anew", help="With --packaged: also what has not changed.")] = False,
 ) -> None:
-    """Compile every exported kernel to PTX, with a manifest and a C header. Needs the extra `gpu`, but no GPU."""
+    """Compile every exported kernel to PTX, with a manifest and a C header. Needs the extra `dev`, but no GPU."""
     with said_plainly():
+        if packaged:
+            print(*build_packaged(anew), sep="\n")
+            return
         target = folder or Path("kernels" if arch == "sm_120" else f"build/kernels/{arch}")
         for path in build_kernels(arch, target):
             print(path)
 
 
 @kernels_app.command("check")
-def kernels_check(folder: FolderOption = None) -> None:
-    """Compile again and compare byte by byte; exit code 1 and a line for each difference."""
+def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False) -> None:
+    """Compile again and compare byte by byte, or hashes with --packaged; exit code 1 and a line for each difference."""
     with said_plainly():
         target = folder or Path("kernels")
-        if not (target / "manifest.json").exists():
+        if not packaged and not (target / "manifest.json").exists():
             raise ValueError(f"{target} has no manifest.json; run ddtree kernels build, or name its folder")
-        differences = check_kernels(target)
+        differences = check_packaged() if packaged else check_kernels(target)
     for line in differences:
         print(line)
     if differences:
         raise typer.Exit(1)
-    print(f"{target}: as the notebooks say")
+    print(f"{'the package' if packaged else target}: as the notebooks say")
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
 from .cuda import GpuDevice
+from .cuda.kept import cache_folder
 from .measure import PACKAGES, environment
 from .mma import report_rule
 
@@ -528,21 +536,23 @@ def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
     except (ImportError, OSError, RuntimeError) as error:
         return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
 
+_COMPILER, _DRIVER = ("numba", "numba-cuda", "cuda-core"), ("cuda-core", "cuda-bindings")
+
 
 @app.command()
 def env(as_json: JsonOption = False) -> None:
     """Print versions, devices and what works here, for a bug report."""
     facts = environment()
-    compiler = all(package in facts["packages"] for package in ("numba", "numba-cuda", "cuda-core"))
+    compiler, driver = (all(p in facts["packages"] for p in wheels) for wheels in (_COMPILER, _DRIVER))
     facts["works"] = {
         "numpy engine": True,
         "PTX machine": True,
+        "kernels on a GPU": driver and bool(facts["gpus"]),
         "kernel compiler": compiler,
-        "kernels on a GPU": compiler and bool(facts["gpus"]),
     }
     facts["tensor_cores"] = ask_tensor_cores(facts["works"]["kernels on a GPU"])
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(facts | {"kernels_kept_in": str(cache_folder() or "")}))
         return
     for key in ("ddtree", "python", "platform", "cpu", "blas"):
         print(f"{key:12} {facts[key]}")
@@ -553,8 +563,11 @@ def env(as_json: JsonOption = False) -> None:
         print(f"{f'{kind} mma':12} {line}")
     for name, works in facts["works"].items():
         print(f"{name:17}{'works here' if works else 'does not work here'}")
+    print(f"compiled kernels are kept in {cache_folder() or 'no folder'}")
+    if facts["gpus"] and not driver:
+        print("kernels on a GPU need two small wheels: python -m pip install 'ddtree[gpu]'")
     if not compiler:
-        print("the kernel compiler needs no GPU: python -m pip install 'ddtree[gpu]'")
+        print("the kernel compiler is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'")
 
 # %% ../notebooks/40_cli.ipynb #2909c0c7
 def main() -> None:

@@ -323,6 +323,7 @@ class Model:
         """Logits (n, V) of rows that are already normed. x: (n, H) float32."""
         return linear(x, self._head)
 
+    @np.errstate(under="ignore")  # what is too small for float32 is 0
     def forward(
         self,
         tokens: Sequence[int] | I64,

@@ -74,8 +74,8 @@ def choose_token(logits: F32, position: int, sampling: Sampling) -> int:
         )
     if sampling.temperature == 0.0:
         return best
-    with np.errstate(over="ignore"):  # a tiny temperature: all but the largest logit go to -inf
-        scaled = (logits.astype(np.float64) - float(logits[best])) / sampling.temperature
-    mass = np.cumsum(keep_probable(np.exp(scaled), sampling.top_k, sampling.top_p))
+    with np.errstate(all="ignore"):  # a tiny temperature: all but the largest logit go to -inf
+        powers = np.exp((logits.astype(np.float64) - float(logits[best])) / sampling.temperature)
+    mass = np.cumsum(keep_probable(powers, sampling.top_k, sampling.top_p))
     drawn = np.searchsorted(mass, uniform(sampling.seed, position) * mass[-1], side="right")
     return int(min(drawn, np.flatnonzero(np.diff(mass, prepend=0.0))[-1]))

@@ -233,7 +233,7 @@ def top_log_probs(logits: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArr
     rows = _as_rows(logits, "logits")
     k = min(_as_count(k, "k"), rows.shape[1])
     ids = np.array([_top_ids(row, k) for row in rows], np.int64).reshape(len(rows), k)
-    with np.errstate(over="ignore"):  # less than the smallest float32 is -inf: as good as masked
+    with np.errstate(all="ignore"):  # less than the smallest float32 is -inf: as good as masked
         return np.take_along_axis(rows, ids, axis=1) - _log_z(rows), ids
 
 # %% ../notebooks/08_tree.ipynb #08-tree-035

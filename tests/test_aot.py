@@ -33,7 +33,7 @@ from ddtree.cuda import (
 )
 from ddtree.ptx import load_ptx
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 FOLDER = Path("kernels")
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())

@@ -1,8 +1,12 @@
 """ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
 
 import ctypes
+import os
+import re
 import subprocess
 import sys
+import threading
+import time
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +32,7 @@ from ddtree.cuda import (
     cuda,
     current_device,
     device_function,
+    driver,
     flatten,
     flatten_names,
     global_address,
@@ -49,7 +54,7 @@ from ddtree.cuda import text as text_module
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 In = Annotated[Any, "const float32[N]"]
 Out = Annotated[Any, "float32[N]"]
@@ -178,7 +183,15 @@ def test_a_missing_wheel_is_named_with_the_command_that_brings_it(monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(compile_module, "import_module", refuse)
-    with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[gpu\]'"):
+    with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[dev\]'"):
+        make_adder(0.5).ptx()
+    with pytest.raises(ImportError, match=r"add must be compiled for sm_90, as the package has no text of it: numba"):
+        make_adder(0.5).ptx_to_run("sm_90")
+
+
+def test_a_numpy_that_numba_does_not_know_is_named(monkeypatch):
+    monkeypatch.setattr(np, "__version__", "2.5.1")
+    with pytest.raises(ImportError, match=r"numpy < 2\.5, and numpy 2\.5\.1 is installed.*'ddtree\[dev\]'"):
         make_adder(0.5).ptx()
 
 
@@ -580,11 +593,30 @@ def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path,
     assert store._describe(scope["run"]) != before
 
 
-def test_a_kernel_that_cannot_be_kept_is_compiled_with_a_warning(tmp_path, monkeypatch):
+def test_a_kernel_that_cannot_be_kept_is_compiled_and_that_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="DDTREE_CACHE: shift_kernel-.* is not kept"):
-        assert ".entry" in make_shift(7.0).ptx()
+    monkeypatch.delenv("DDTREE_QUIET", raising=False)
+    assert ".entry" in make_shift(7.0).ptx()
+    assert f"ddtree: compiled kernels are not kept in {tmp_path / 'file'} (" in capsys.readouterr().err
+
+
+def test_what_another_compiler_made_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path))
+    text = make_shift(8.0).ptx()
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: "compiled again")
+    assert make_shift(8.0).ptx() == text
+    monkeypatch.setattr(source, "_compilers", lambda: "another")
+    assert make_shift(8.0).ptx() == "compiled again"
+
+
+def test_slow_compilation_is_announced_with_its_kernel_and_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path))
+    monkeypatch.delenv("DDTREE_QUIET", raising=False)
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: time.sleep(1.3) or "compiled")
+    make_shift(9.0).ptx("sm_90")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"ddtree: compiling shift for sm_90, \d+ s so far; kept in {re.escape(str(tmp_path))}", line)
 
 
 @pytest.mark.parametrize(("result", "arguments"), [("int32", ()), ("int32", ("int32",) * 4), ("float16", ("int32",))])
@@ -908,6 +940,69 @@ def test_an_argument_that_moves_changes_one_word(launched):
     launch(stream=5)
     (_, _, before), (config, _, after) = launches
     assert [i for i in range(15) if before[i] != after[i]] == [4] and after[4] == 0x70000 and config.stream == 5
+
+
+def test_a_launch_in_another_thread_makes_the_gpu_current_there_and_tries_again(launched):
+    device, launches = launched
+    current, made = {threading.get_ident()}, []
+    device._device = types.SimpleNamespace(set_current=lambda: made.append(current.add(threading.get_ident())))
+    device._driver = types.SimpleNamespace(cuCtxGetCurrent=lambda: (0, int(threading.get_ident() in current)))
+    noting = device._launch
+    device._launch = lambda *call: noting(*call) if threading.get_ident() in current else 201
+    launch = scale_kernel.prepare(OnGpu(), 0.5, OnGpu(), device=device)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(launch).result()
+    assert len(made) == 1 and len(launches) == 3
+
+
+def test_a_device_of_the_process_before_a_fork_is_refused_by_name(launched, monkeypatch):
+    device, launches = launched
+    device._launch, device.ordinal, device._core, device._stream = (lambda *call: 3), 0, None, None
+    launch = scale_kernel.prepare(OnGpu(), 0.5, OnGpu(), device=device)
+    monkeypatch.setattr(driver, "_owner", [os.getpid() + 1])  # as it is in a child
+    monkeypatch.setattr(driver, "_threads", [driver._Threads()])
+    for use in (launch, device.synchronize, lambda: device.empty(3, np.float32), device.graph):
+        with pytest.raises(RuntimeError, match=r"was forked from one that used the GPU.*get_context\(.spawn.\)"):
+            use()
+    assert launches == []
+
+
+FORK = """
+import os, types
+from ddtree.cuda import driver
+core = types.SimpleNamespace(Device=lambda ordinal: types.SimpleNamespace(set_current=lambda: None))
+before = os.fork()
+if before == 0:
+    driver.make_current(core, 0)  # CUDA was not used yet: allowed
+    os._exit(0)
+assert os.waitpid(before, 0)[1] == 0
+driver.make_current(core, 0)
+after = os.fork()
+if after == 0:
+    try:
+        driver.make_current(core, 0)
+    except RuntimeError as error:
+        os._exit(7 if "spawn" in str(error) else 1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(after, 0)[1]) == 7
+driver.make_current(core, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_may_use_the_gpu_only_if_its_parent_did_not():
+    assert run_python(FORK) == ""
+
+
+def test_a_driver_that_says_it_cannot_start_in_a_fork_is_not_taken_for_no_gpu(monkeypatch):
+    library = types.SimpleNamespace(cuInit=lambda flags: 3)
+    monkeypatch.setattr(gpu_device.ctypes, "CDLL", lambda name: library)
+    gpu_device._driver_version.cache_clear()
+    monkeypatch.delenv("DDTREE_DEVICE", raising=False)
+    with pytest.raises(RuntimeError, match="was forked from one that used the GPU"):
+        current_device()
+    gpu_device._driver_version.cache_clear()
 
 
 def test_static_shared_memory_counts_on_a_gpu_too(launched):

@@ -27,7 +27,7 @@ from ddtree.layout import (
 )
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 VECTORS = load("fixtures/tree_vectors.kdtr")
 WATCHED, FAST = PtxDevice(), PtxDevice(check=False, count=False)

@@ -191,7 +191,7 @@ def build_trees(
     back. Beyond 64 positions, and for trees whose pool a block's shared memory does not hold (56 N + 15520 bytes: about
     1,530 nodes on sm_120, 3,870 on sm_90), the slower kernel of one warp is used; see `choose_kernel`.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a row that is refused: with a NaN, a
-    value above 0 or out of order.
+    value above 0 or out of order. Long for its eleven arguments.
     """
     device = device or current_device()
     if out is None and hasattr(budgets, "__cuda_array_interface__"):

@@ -22,13 +22,15 @@ from .store import _def_line, _describe
 
 # %% ../notebooks/06e_cuda_compile.ipynb #94d2ccb4
 def _import(name: str) -> Any:
-    """A module of the `gpu` extra; raises ImportError that says what to install."""
+    """A module of the `dev` extra; raises ImportError that says what to install."""
     try:
+        if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 5):
+            raise ImportError(f"numba-cuda 0.30.4 needs numpy < 2.5, and numpy {np.__version__} is installed")
         return import_module(name)
     except ImportError as error:
         raise ImportError(
             f"{name} could not be imported ({error}). Compiling a kernel needs numba and the CUDA wheels, but no GPU "
-            "and no system CUDA. Run: python -m pip install 'ddtree[gpu]'"
+            "and no system CUDA. Run: python -m pip install 'ddtree[dev]'"
         ) from error
 
 # %% ../notebooks/06e_cuda_compile.ipynb #d7059309
@@ -40,7 +42,7 @@ def _capabilities() -> dict[str, tuple[int, int]]:
 
 
 def check_arch(arch: str) -> None:
-    """Raise ValueError for an architecture that the compiler does not know, ImportError without the `gpu` extra."""
+    """Raise ValueError for an architecture that the compiler does not know, ImportError without the `dev` extra."""
     if arch not in (known := _capabilities()):
         raise ValueError(f"the architecture is {arch!r}; the compiler knows {', '.join(known)}")
 

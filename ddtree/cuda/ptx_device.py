@@ -116,7 +116,7 @@ class PtxGraph:
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #3c923400
 class PtxDevice(Device):
-    """The PTX machine as a device: it runs the code for sm_120 on the CPU.
+    """The PTX machine as a device: it runs on the CPU what a card of sm_120 would run.
 
     check: report races, reads of memory never written and divergent barriers as PtxError; bounds are always checked.
     count: count sectors and bank conflicts. Without both it is faster. An element of an array from `empty` counts as
@@ -172,7 +172,7 @@ class PtxDevice(Device):
         return numpy_view(array if isinstance(array, np.ndarray) else np.from_dlpack(array))
 
     def _static_shared(self, kernel: KernelSource) -> int:
-        return load_ptx(kernel.ptx(self.arch)).entries[kernel.entry].static_shared
+        return load_ptx(kernel.ptx_to_run(self.arch)).entries[kernel.entry].static_shared
 
     def _bind(self, kernel: KernelSource, grid: tuple[int, ...], shared: int, values: list[View | np.generic]) -> Run:
         return PtxRun(self, kernel, grid, shared, values)
@@ -186,7 +186,7 @@ class PtxRun(Run):
     ) -> None:
         super().__init__(values)
         self._device, self._kernel, self._grid, self._shared = device, kernel, grid, shared
-        self._program = load_ptx(kernel.ptx(device.arch))
+        self._program = load_ptx(kernel.ptx_to_run(device.arch))
 
     def __call__(self, stream: Any) -> Counters | None:
         if isinstance(stream, PtxGraph):

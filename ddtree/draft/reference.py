@@ -99,7 +99,7 @@ def adjust_ref(logits: NDArray[Any], temperature: Any = None, bias: Any = None, 
             dtype, wanted = np.asarray(array).dtype, (requests, vocabulary)
             check_rows(name, np.shape(array), dtype, wanted, dtypes, "draft_tree")
     rows = to_float32(logits)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         if temperature is not None:
             rows = rows * invert(temperature, requests)[:, None, None]
         if bias is not None:
