@@ -9,7 +9,8 @@ __all__ = ['app', 'notes', 'ModelOption', 'TargetOption', 'DraftOption', 'Prompt
            'version', 'say', 'said_plainly', 'model_folders', 'progress_bar', 'open_models', 'read_models',
            'load_engine', 'read_prompt', 'encode_prompt', 'choose_budget', 'summary', 'report', 'run_streaming',
            'compare_plain', 'generate', 'run_round', 'tree_figures', 'token_label', 'tree', 'peak_memory',
-           'bench_engine_command', 'bench_tree_command', 'kernels_build', 'kernels_check', 'env', 'main']
+           'bench_engine_command', 'bench_tree_command', 'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env',
+           'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -92,10 +93,10 @@ def model_folders(model: Path | None, target: Path | None, draft: Path | None) -
 
 # %% ../notebooks/40_cli.ipynb #fcd84e9c
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer
 
 from .chat import load_tokenizer
 from .engine import Engine, EngineFiles, check_engine
+from .tokenizer import TextTokenizer
 
 
 def progress_bar() -> Progress:
@@ -104,7 +105,7 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
-def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, Tokenizer]:
+def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, TextTokenizer]:
     """Check a target and its drafter, and read the tokenizer. No weight is read."""
     return check_engine(target, draft), load_tokenizer(target)
 
@@ -116,7 +117,7 @@ def read_models(files: EngineFiles) -> Engine:
         return files.read(lambda name: progress.advance(task))
 
 
-def load_engine(target: Path, draft: Path | None) -> tuple[Engine, Tokenizer]:
+def load_engine(target: Path, draft: Path | None) -> tuple[Engine, TextTokenizer]:
     """Load a target, its drafter and its tokenizer: `open_models`, then `read_models`."""
     files, tokenizer = open_models(target, draft)
     return read_models(files), tokenizer
@@ -143,7 +144,7 @@ from .chat import load_chat
 
 
 def encode_prompt(
-    target: Path, tokenizer: Tokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
+    target: Path, tokenizer: TextTokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Token ids of a prompt: a user's message in the chat template, or the text itself if there is none or `raw`.
 
@@ -368,7 +369,7 @@ def tree_figures(step: Round) -> dict[str, Any]:
     }
 
 # %% ../notebooks/40_cli.ipynb #b573d28f
-def token_label(tokenizer: Tokenizer) -> Any:
+def token_label(tokenizer: TextTokenizer) -> Any:
     """A function from a token id to its text, special tokens included."""
     return lambda token: tokenizer.decode([int(token)], skip_special_tokens=False)
 
@@ -522,8 +523,18 @@ def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False)
     print(f"{'the package' if packaged else target}: as the notebooks say")
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
+from .cuda import GpuDevice
 from .cuda.kept import cache_folder
 from .measure import PACKAGES, environment
+from .mma import report_rule
+
+
+def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
+    """Whether the tensor cores of the GPU round as recorded, a line for each kind of operands."""
+    try:
+        return report_rule(GpuDevice() if has_gpu else None)
+    except (ImportError, OSError, RuntimeError) as error:
+        return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
 
 _COMPILER, _DRIVER = ("numba", "numba-cuda", "cuda-core"), ("cuda-core", "cuda-bindings")
 
@@ -539,6 +550,7 @@ def env(as_json: JsonOption = False) -> None:
         "kernels on a GPU": driver and bool(facts["gpus"]),
         "kernel compiler": compiler,
     }
+    facts["tensor_cores"] = ask_tensor_cores(facts["works"]["kernels on a GPU"])
     if as_json:
         print(json.dumps(facts | {"kernels_kept_in": str(cache_folder() or "")}))
         return
@@ -547,6 +559,8 @@ def env(as_json: JsonOption = False) -> None:
     for package in PACKAGES:
         print(f"{package:12} {facts['packages'].get(package, 'not installed')}")
     print(f"{'GPUs':12} {'; '.join(facts['gpus']) or 'none seen (no nvidia-smi)'}")
+    for kind, line in facts["tensor_cores"].items():
+        print(f"{f'{kind} mma':12} {line}")
     for name, works in facts["works"].items():
         print(f"{name:17}{'works here' if works else 'does not work here'}")
     print(f"compiled kernels are kept in {cache_folder() or 'no folder'}")

@@ -20,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddtree.cuda as cuda_module
+from ddtree import probe
 from ddtree.cuda import (
+    Assembly,
     GpuArray,
     GpuDevice,
     Instruction,
@@ -33,6 +35,7 @@ from ddtree.cuda import (
     driver,
     flatten,
     flatten_names,
+    global_address,
     gpu_device,
     gpu_run,
     kernel,
@@ -159,6 +162,7 @@ def test_every_name_of_the_one_module_is_in_the_face():
         *("LaunchRule", "Launched", "Library", "Parameter", "PtxDevice", "PtxGraph", "Run", "View", "WideLoad", "cdiv"),
         *("check_arch", "check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names"),
         *("kernel", "link", "load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+        *("AddressOf", "Assembly", "global_address", "shared_address"),
     ]
     assert sorted(names) == sorted(cuda_module.__all__)
     assert all(hasattr(cuda_module, name) for name in [*names, "_compilable", "_driver_version"])
@@ -619,6 +623,32 @@ def test_slow_compilation_is_announced_with_its_kernel_and_folder(tmp_path, monk
 def test_an_instruction_that_cannot_be_is_refused(result, arguments):
     with pytest.raises(ValueError, match="an instruction has one to three arguments, and all are of int32, uint32"):
         Instruction("mov.b32 $0, $1;", result, arguments)
+
+
+@pytest.mark.parametrize(
+    ("results", "arguments"),
+    [("float16", ("int32",)), (("int32", "uint32"), ()), ("int32", ((),)), ((), (("int32", "float32"),))],
+)
+def test_an_assembly_of_registers_that_are_not_there_is_refused(results, arguments):
+    with pytest.raises(ValueError, match="each is a dtype, or a tuple of one dtype, of int32, uint32"):
+        Assembly("nop;", results, arguments)
+
+
+def test_an_assembly_without_a_result_keeps_its_place(device):
+    x = np.arange(32, dtype=np.float32)
+    out = probe.run_function(stored_first, x, probe.each(range(32)), returns="float32", device=device)
+    np.testing.assert_array_equal(out, np.arange(32) + 100)
+
+
+@device_function
+def stored_first(x, i):
+    """What the assembly stored is loaded after it, though the compiler knows what x[i] was."""
+    value = x[i]
+    store_there(global_address(x, i), value + np.float32(100))
+    return x[i]
+
+
+store_there = Assembly("st.global.f32 [$0], $1;", (), ("uint64", "float32"), memory=True)
 
 
 least_of_warp = Instruction("redux.sync.min.u32 $0, $1, 0xffffffff;", "uint32", ("uint32",))

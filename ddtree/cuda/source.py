@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ddtree.cuda.compile import (
     _ONE_AT_A_TIME,
+    _address_of,
+    _assembly,
     _compilable,
     _compile,
     _compiling_for,
@@ -45,7 +47,8 @@ def _compilers() -> str:
     versions = {d.name: d.version for d in distributions() if d.name and d.name.lower().startswith(names)}
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
     parts = (_compile, inspect.unwrap(_compiling_for), _compilable, _lower, _jitted, _has_lines, _intrinsic, _wide_load)
-    calls = [_codes(part.__code__)[0] for part in (*parts, _numba_type, _canonical, _begin, _overlaps)]
+    more = (_assembly, _address_of, _numba_type, _canonical, _begin, _overlaps)
+    calls = [_codes(part.__code__)[0] for part in (*parts, *more)]
     return repr((sys.version_info[:2], sorted(versions.items()), sorted(settings.items()), _PTX_VERSIONS, calls))
 
 # %% ../notebooks/06g_cuda_source.ipynb #c3cd74b7

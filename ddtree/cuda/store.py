@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import ddtree
-from .functions import DeviceFunction, Instruction, WideLoad, cuda
+from .functions import AddressOf, Assembly, DeviceFunction, Instruction, WideLoad, cuda
 
 # %% ../notebooks/06d_cuda_store.ipynb #f9bf71a7
 def _source(file: str) -> str:
@@ -60,7 +60,7 @@ def _codes(code: types.CodeType) -> tuple[Any, set[str]]:
     return (own, [part for part, _ in inner]), set(code.co_names).union(*(names for _, names in inner))
 
 # %% ../notebooks/06d_cuda_store.ipynb #b0ab05c8
-_KNOWN = (bool, int, float, str, type(None), np.generic, np.dtype, Instruction, WideLoad)
+_KNOWN = (bool, int, float, str, type(None), np.generic, np.dtype, Instruction, WideLoad, Assembly, AddressOf)
 _MODULES = ("math", "numpy")  # what kernels take from them does not change
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from .arguments import Shape, check_shape, find_entry, pack_parameters
 from .arith import Lanes
+from .copies import CopyingMemory
 from .machine import Counters, Machine, Tally, counters
-from .memory import Geometry, GlobalMemory, MemoryUnit
+from .memory import Geometry, GlobalMemory
 from .program import Program
 from .text import PtxError
 
@@ -61,7 +62,7 @@ def launch(
 
     def run(first: int) -> Tally:
         geometry = Geometry(shape, threads, first, min(at_once, blocks - first))
-        unit = MemoryUnit(program.code, geometry, memory, sizes, program.granule, check, count)
+        unit = CopyingMemory(program.code, geometry, memory, sizes, program.granule, check, count)
         machine = Machine(program, geometry, unit, parameters, addresses, static, max_steps)
         machine.run(program.starts[entry.name])
         return machine.tally()
