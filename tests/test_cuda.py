@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import tempfile
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import ml_dtypes
@@ -573,11 +575,52 @@ def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path,
     assert store._describe(scope["run"]) != before
 
 
-def test_a_kernel_that_cannot_be_kept_is_compiled_with_a_warning(tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["file", "file/below", "~nobody-has-this-name/x", "denied", "c" * 300])
+def test_a_folder_of_somebody_else_is_named_once_and_kernels_are_compiled(tmp_path, monkeypatch, folder):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="DDTREE_CACHE: shift_kernel-.* is not kept"):
-        assert ".entry" in make_shift(7.0).ptx()
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: "compiled")
+    monkeypatch.setenv("DDTREE_CACHE", folder if folder[0] == "~" else str(tmp_path / folder))
+    if folder == "denied":  # for root no folder is
+        (tmp_path / folder).mkdir()
+
+        def deny(path: Path, *args: Any) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_file", deny)
+        monkeypatch.setattr(Path, "write_bytes", deny)
+    with pytest.warns(UserWarning, match="DDTREE_CACHE: .* cannot be used, so kernels are compiled") as seen:
+        assert [make_shift(amount).ptx() for amount in (7.0, 8.0, 9.0)] == ["compiled"] * 3
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, step, error):
+    write = Path.write_bytes
+
+    def fail(path: Path, given: Any) -> None:
+        if step == "write_bytes":
+            write(path, given[: len(given) // 2])
+        raise error
+
+    monkeypatch.setattr(Path, step, fail)
+    with pytest.warns(UserWarning) if isinstance(error, OSError) else pytest.raises(KeyboardInterrupt):
+        store._keep(tmp_path / "double-1234.ptx", "one kernel")
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_kept_text_that_was_damaged_is_never_taken(data):
+    text = data.draw(st.text(max_size=60))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "double-1234.ptx")
+        store._keep(path, text)
+        assert store._read_kept(path) == text
+        whole = path.read_bytes()
+        at, end = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+        path.write_bytes(damaged := whole[:at] + data.draw(st.binary(max_size=3)) + whole[end:])
+        assert store._read_kept(path) == (text if damaged == whole else None)
 
 
 @pytest.mark.parametrize(("result", "arguments"), [("int32", ()), ("int32", ("int32",) * 4), ("float16", ("int32",))])

@@ -10,9 +10,11 @@ import ast
 import hashlib
 import linecache
 import os
+import threading
 import types
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -110,25 +112,46 @@ def _kept_file(function: Callable[..., Any], compilers: Callable[[], str], more:
     if described is None:
         return None
     key = hashlib.sha256("\0".join([compilers(), *more, described]).encode()).hexdigest()
-    return Path(folder).expanduser() / f"{function.__name__}-{key[:24]}.ptx"
-
-
-def _read_kept(path: Path | None) -> str | None:
-    """The text in the file; None if there is none or it is not whole."""
-    if path is None or not path.is_file():
+    try:
+        return Path(folder).expanduser() / f"{function.__name__}-{key[:24]}.ptx"
+    except RuntimeError as error:  # "~" where nobody knows a home
+        _say_once(folder, error)
         return None
-    digest, _, text = path.read_bytes().decode("utf-8", "replace").partition("\n")
+
+
+_SAID: set[str] = set()  # folders that a warning named
+
+
+def _say_once(folder: str, error: Exception) -> None:
+    """Warn that nothing is kept in the folder, once a process."""
+    if folder not in _SAID:
+        _SAID.add(folder)
+        message = f"DDTREE_CACHE: {folder} cannot be used, so kernels are compiled in every process: {error}"
+        warnings.warn(message, stacklevel=3)
+
+# %% ../notebooks/06d_cuda_store.ipynb #0f93d4a2
+def _read_kept(path: Path | None) -> str | None:
+    """The text in the file; None if there is none, it is not whole, or it cannot be read, which a warning says."""
+    try:
+        if path is None or not path.is_file():
+            return None
+        kept = path.read_bytes()
+    except OSError as error:
+        _say_once(str(path and path.parent), error)
+        return None
+    digest, _, text = kept.decode("utf-8", "replace").partition("\n")
     return text if digest == "// " + hashlib.sha256(text.encode()).hexdigest() else None
 
 
 def _keep(path: Path, text: str) -> None:
     """Write the text, whole or not at all; warn if it cannot be kept."""
-    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_bytes(f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
         scratch.replace(path)
     except OSError as error:
-        warnings.warn(
-            f"DDTREE_CACHE: {path.name} is not kept, so it is compiled again next time: {error}", stacklevel=2
-        )
+        _say_once(str(path.parent), error)
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
