@@ -18,6 +18,7 @@ import numpy as np
 
 from .arguments import Shape, check_shape, find_entry, pack_parameters
 from .arith import Lanes
+from .between import LaunchRaces
 from .machine import Counters, Machine, Tally, counters
 from .memory import Geometry, GlobalMemory, MemoryUnit
 from .program import Program
@@ -59,9 +60,11 @@ def launch(
     static = -(-entry.static_shared // 16) * 16 if dynamic_shared else entry.static_shared
     sizes = program.symbols.sizes | {"shared": static + dynamic_shared}
 
+    races = LaunchRaces(threads[0] * threads[1] * threads[2], program.partial, program.fences)
+
     def run(first: int) -> Tally:
         geometry = Geometry(shape, threads, first, min(at_once, blocks - first))
-        unit = MemoryUnit(program.code, geometry, memory, sizes, program.granule, check, count)
+        unit = MemoryUnit(program.code, geometry, memory, sizes, program.granule, check, count, races.detector)
         machine = Machine(program, geometry, unit, parameters, addresses, static, max_steps)
         machine.run(program.starts[entry.name])
         return machine.tally()

@@ -59,6 +59,7 @@ class BlockCode:
         self.table: dict[str, Callable[[Instruction], None]] = {
             "mov": moves.mov, "cvta": moves.cvta, "isspacep": moves.isspacep, "activemask": moves.activemask,
             "ld": memory.load, "ldu": memory.load, "st": memory.store, "atom": memory.atomic, "red": memory.reduce,
+            "membar": memory.fence, "fence": memory.fence,
         }  # fmt: skip
 
     def instruction(self, instruction: Instruction) -> None:

@@ -52,8 +52,10 @@ class LoadStore(OrderedMemory):
         view = region.view(access.dtype)
         values = [view.take(index + k if k else index) for k in range(access.count)]
         self._note(region, where, size * access.count, lanes, False)
-        if self.races and region.space == "shared":
-            self._check_race(i, where, size * access.count, lanes, False, False)
+        if self.races:
+            self._check_race(i, region, where, access, lanes, False)
+            if access.strong:
+                self._flag(region, where, access, lanes, True, False)
         return values
 
     def store(self, i: int, access: Access, address: Lanes, offset: int, lanes: Lanes | None, *values: Lanes) -> None:
@@ -71,9 +73,28 @@ class LoadStore(OrderedMemory):
         if region.written is not None:
             mark_written(region, index, size, access.count)
         self._note(region, where, size * access.count, lanes, True)
-        if self.races and region.space == "shared":
-            self._check_race(i, where, size * access.count, lanes, True, False)
-            self._check_same_step(i, view, index, where, lanes, values)
+        if self.races:
+            shadow = self._check_race(i, region, where, access, lanes, True)
+            if access.strong:
+                self._flag(region, where, access, lanes, False, True)
+            elif shadow:
+                self._check_same_step(i, region, shadow, where, lanes, values)
+
+    def _flag(
+        self, region: Region, where: Lanes, access: Access, lanes: Lanes | None, receive: bool, send: bool
+    ) -> None:
+        """A strong access may be of a flag, which tells what was before a fence."""
+        if self.races and region.space in ("global", "shared"):
+            lanes = self.geometry.all if lanes is None else lanes
+            if access.release:
+                self.races.fence(lanes, wide=True)
+            base = region.base if region.space == "global" else -1 - self.geometry.first
+            self.races.exchange(base, where, lanes, receive, send)
+
+    def fence(self, lanes: Lanes | None, wide: bool) -> None:
+        """membar or fence: `wide` is for other blocks too."""
+        if self.races:
+            self.races.fence(self.geometry.all if lanes is None else lanes, wide)
 
     def _scattered(
         self, i: int, access: Access, address: Lanes, offset: int, lanes: Lanes | None, values: tuple[Lanes, ...]
@@ -120,8 +141,9 @@ class MemoryUnit(LoadStore):
             mark_written(region, index, size, 1)
         self.traffic.atomics += index.size
         self._note(region, where, size, lanes, True)
-        if self.races and region.space == "shared":
-            self._check_race(i, where, size, lanes, True, True)
+        if self.races:
+            self._check_race(i, region, where, access, lanes, True)
+            self._flag(region, where, access, lanes, True, True)
         operation = access.operation
         if access.kind == "f32" and region.space == "global" and may_flush(view.take(index), value):
             operation = "add.ftz"

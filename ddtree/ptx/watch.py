@@ -6,7 +6,7 @@
 __all__ = ['find_unwritten', 'mark_written', 'WatchedMemory', 'OrderedMemory']
 
 # %% ../notebooks/04h_ptx_watch.ipynb #125a6b41
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .access import Access
 from .addresses import AddressedMemory
 from .arith import Lanes
 from .lanes import Geometry
-from .races import RaceDetector
+from .races import RaceDetector, Shadow
 from .regions import GlobalMemory, Region
 from .text import Instruction, PtxError
 from .traffic import Traffic, count_access
@@ -41,7 +41,8 @@ class WatchedMemory(AddressedMemory):
     """The checks and counts of an access that was located.
 
     `check` turns on uninitialised reads (shared, local and what was bound so) and races; bounds, alignment and
-    read-only arrays are checked always. `count` turns on sectors and bank passes. `granule` is the smallest access.
+    read-only arrays are checked always. `count` turns on sectors and bank passes. `granule` is the smallest access to
+    shared memory. `detector` makes the race detector of these lanes; None: one that watches shared memory only.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class WatchedMemory(AddressedMemory):
         granule: int,
         check: bool,
         count: bool,
+        detector: Callable[[Geometry, int, int], RaceDetector] | None = None,
     ) -> None:
         super().__init__(code, geometry, memory, sizes, check)
-        self.count, self.granule, self.traffic = count, granule, Traffic()
-        watched = check and sizes["shared"]
-        self.races = RaceDetector(geometry, self.spaces["shared"].data.size // granule) if watched else None
+        self.count, self.traffic = count, Traffic()
+        places = self.spaces["shared"].data.size // granule
+        detector = detector or (lambda *given: RaceDetector(*given[:2], granule=given[2]))
+        self.races = detector(geometry, places, granule) if check else None
 
     def _check_written(
         self, i: int, region: Region, index: Lanes, access: Access, size: int, lanes: Lanes | None
@@ -86,40 +89,58 @@ class WatchedMemory(AddressedMemory):
 
 # %% ../notebooks/04h_ptx_watch.ipynb #d3d79301
 class OrderedMemory(WatchedMemory):
-    """Watches shared memory for races."""
+    """Watches memory for races."""
 
-    def _check_race(self, i: int, where: Lanes, width: int, lanes: Lanes | None, write: bool, atomic: bool) -> None:
+    def _check_race(
+        self, i: int, region: Region, where: Lanes, access: Access, lanes: Lanes | None, write: bool
+    ) -> Shadow | None:
+        """Record an access, or raise PtxError "race"; what is remembered of the region, None where nothing is."""
         assert self.races is not None
+        size = np.dtype(access.dtype).itemsize
+        shadow = self.races.shadow(region, size)
+        if shadow is None:
+            return None
         lanes = self.geometry.all if lanes is None else lanes
-        for k in range(0, width, self.granule):
-            found = self.races.access((where + k) // self.granule, lanes, i, write, atomic)
+        shift = shadow.granule.bit_length() - 1
+        for k in range(0, size * access.count, shadow.granule):
+            place = (where + k if k else where) >> shift
+            found = self.races.access(place, lanes, i, write, access.strong, shadow)
             if found:
-                lane, other, earlier = found
-                thread, first = self.geometry.place(other)["thread"], self.code[earlier]
-                source = f", {first.source}" if first.source else ""
-                message = (
-                    f"{self.code[i].opcode} on shared byte {self._byte(where, lanes, lane, k)}, which thread {thread} "
-                    f"accessed with {first.opcode} (PTX line {first.line}{source}) and no barrier between them"
-                )
-                raise self.fail("race", i, lane, message)
+                byte = self._byte(region, where, lanes, found[0]) + k
+                raise self.fail("race", i, found[0], self._race(i, region, byte, *found))
+        return shadow
 
-    def _byte(self, where: Lanes, lanes: Lanes, lane: int, k: int) -> int:
-        starts = self.spaces["shared"].starts
-        assert starts is not None
-        return int(where[np.flatnonzero(lanes == lane)[0]]) + k - int(starts[lane])
+    def _race(self, i: int, region: Region, byte: int, lane: int, other: int, earlier: int) -> str:
+        """What the race of two lanes is, in words."""
+        here, there, first = self.geometry.place(lane), self.geometry.place(other), self.code[earlier]
+        block = "" if here["block"] == there["block"] else f" of block {there['block']}"
+        end = "nothing orders blocks here: a fence before a flag would" if block else "no barrier between them"
+        source = f", {first.source}" if first.source else ""
+        return (
+            f"{self.code[i].opcode} on {_spot(region, byte)}, which thread {there['thread']}{block} accessed with "
+            f"{first.opcode} (PTX line {first.line}{source}) and {end}"
+        )
+
+    def _byte(self, region: Region, where: Lanes, lanes: Lanes, lane: int) -> int:
+        byte = int(where[np.flatnonzero(lanes == lane)[0]])
+        return byte if region.starts is None else byte - int(region.starts[lane])
 
     def _check_same_step(
-        self, i: int, view: Lanes, index: Lanes, where: Lanes, lanes: Lanes | None, values: tuple[Lanes, ...]
+        self, i: int, region: Region, shadow: Shadow, where: Lanes, lanes: Lanes | None, values: tuple[Lanes, ...]
     ) -> None:
         """Two lanes of one store on one place: a race unless they are of one warp and store the same bits."""
         assert self.races is not None
-        lanes = self.geometry.all if lanes is None else lanes
-        bad = self.races.crossed(where // self.granule, lanes)
+        lanes, size = self.geometry.all if lanes is None else lanes, values[0].dtype.itemsize
+        bad = self.races.crossed(where >> (shadow.granule.bit_length() - 1), lanes, shadow)
+        index, view = where >> (size.bit_length() - 1), region.view(f"u{size}")
         for k, value in enumerate(values):
-            bits = f"u{value.dtype.itemsize}"
-            bad |= view[index + k].view(bits) != value.view(bits)
+            bad |= view.take(index + k if k else index) != value.view(f"u{size}")
         if bad.any():
             lane = int(lanes[np.argmax(bad)])
-            byte = self._byte(where, lanes, lane, 0)
-            message = f"{self.code[i].opcode} on shared byte {byte}, which another lane writes in the same step"
-            raise self.fail("race", i, lane, message)
+            spot = _spot(region, self._byte(region, where, lanes, lane))
+            raise self.fail("race", i, lane, f"{self.code[i].opcode} on {spot}, which another lane writes in the same step")
+
+
+def _spot(region: Region, byte: int) -> str:
+    """A byte of a region, in words."""
+    return f"shared byte {byte}" if region.space == "shared" else f"byte {byte} of an array of {region.size}"
