@@ -22,6 +22,7 @@ from .between import LaunchRaces
 from .machine import Counters, Machine, Tally, counters
 from .memory import Geometry, GlobalMemory, MemoryUnit
 from .program import Program
+from .races import INSTRUCTION_BITS, LANE_BITS, TIME_BITS
 from .text import PtxError
 
 # %% ../notebooks/05l_ptx.ipynb #87780621
@@ -60,7 +61,9 @@ def launch(
     static = -(-entry.static_shared // 16) * 16 if dynamic_shared else entry.static_shared
     sizes = program.symbols.sizes | {"shared": static + dynamic_shared}
 
-    races = LaunchRaces(threads[0] * threads[1] * threads[2], program.partial, program.fences)
+    a_block = threads[0] * threads[1] * threads[2]
+    large = blocks * a_block >= 1 << LANE_BITS or len(program.code) >= 1 << INSTRUCTION_BITS or max_steps >= 1 << TIME_BITS
+    races = LaunchRaces(a_block, program.partial, program.fences, large)
 
     def run(first: int) -> Tally:
         geometry = Geometry(shape, threads, first, min(at_once, blocks - first))

@@ -53,7 +53,7 @@ class LoadStore(OrderedMemory):
         values = [view.take(index + k if k else index) for k in range(access.count)]
         self._note(region, where, size * access.count, lanes, False)
         if self.races:
-            self._check_race(i, region, where, access, lanes, False)
+            self._watch(i, region, where, access, lanes, False)
             if access.strong:
                 self._flag(region, where, access, lanes, True, False)
         return values
@@ -74,7 +74,7 @@ class LoadStore(OrderedMemory):
             mark_written(region, index, size, access.count)
         self._note(region, where, size * access.count, lanes, True)
         if self.races:
-            shadow = self._check_race(i, region, where, access, lanes, True)
+            shadow = self._watch(i, region, where, access, lanes, True)
             if access.strong:
                 self._flag(region, where, access, lanes, False, True)
             elif shadow:
@@ -142,7 +142,7 @@ class MemoryUnit(LoadStore):
         self.traffic.atomics += index.size
         self._note(region, where, size, lanes, True)
         if self.races:
-            self._check_race(i, region, where, access, lanes, True)
+            self._watch(i, region, where, access, lanes, True)
             self._flag(region, where, access, lanes, True, True)
         operation = access.operation
         if access.kind == "f32" and region.space == "global" and may_flush(view.take(index), value):

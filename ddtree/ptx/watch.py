@@ -14,7 +14,7 @@ from .access import Access
 from .addresses import AddressedMemory
 from .arith import Lanes
 from .lanes import Geometry
-from .races import RaceDetector, Shadow
+from .races import AnyShadow, RaceDetector
 from .regions import GlobalMemory, Region
 from .text import Instruction, PtxError
 from .traffic import Traffic, count_access
@@ -57,7 +57,7 @@ class WatchedMemory(AddressedMemory):
         detector: Callable[[Geometry, int, int], RaceDetector] | None = None,
     ) -> None:
         super().__init__(code, geometry, memory, sizes, check)
-        self.count, self.traffic = count, Traffic()
+        self.count, self.granule, self.traffic = count, granule, Traffic()
         places = self.spaces["shared"].data.size // granule
         detector = detector or (lambda *given: RaceDetector(*given[:2], granule=given[2]))
         self.races = detector(geometry, places, granule) if check else None
@@ -91,24 +91,44 @@ class WatchedMemory(AddressedMemory):
 class OrderedMemory(WatchedMemory):
     """Watches memory for races."""
 
-    def _check_race(
+    def _watch(
         self, i: int, region: Region, where: Lanes, access: Access, lanes: Lanes | None, write: bool
-    ) -> Shadow | None:
+    ) -> AnyShadow | None:
         """Record an access, or raise PtxError "race"; what is remembered of the region, None where nothing is."""
         assert self.races is not None
         size = np.dtype(access.dtype).itemsize
         shadow = self.races.shadow(region, size)
-        if shadow is None:
-            return None
+        if region.space == "shared":
+            self._check_race(i, where, size * access.count, lanes, write, access.strong)
+        elif shadow:
+            self._check_places(i, region, shadow, where, size * access.count, lanes, write, access.strong)
+        return shadow
+
+    def _check_race(self, i: int, where: Lanes, width: int, lanes: Lanes | None, write: bool, strong: bool) -> None:
+        """An access to shared memory."""
+        assert self.races is not None
+        self._check_places(i, self.spaces["shared"], self.races.shared, where, width, lanes, write, strong)
+
+    def _check_places(
+        self,
+        i: int,
+        region: Region,
+        shadow: AnyShadow,
+        where: Lanes,
+        width: int,
+        lanes: Lanes | None,
+        write: bool,
+        strong: bool,
+    ) -> None:
+        assert self.races is not None
         lanes = self.geometry.all if lanes is None else lanes
         shift = shadow.granule.bit_length() - 1
-        for k in range(0, size * access.count, shadow.granule):
+        for k in range(0, width, shadow.granule):
             place = (where + k if k else where) >> shift
-            found = self.races.access(place, lanes, i, write, access.strong, shadow)
+            found = self.races.access(place, lanes, i, write, strong, shadow)
             if found:
-                byte = self._byte(region, where, lanes, found[0]) + k
+                byte = self._byte(where, lanes, found[0], k, region)
                 raise self.fail("race", i, found[0], self._race(i, region, byte, *found))
-        return shadow
 
     def _race(self, i: int, region: Region, byte: int, lane: int, other: int, earlier: int) -> str:
         """What the race of two lanes is, in words."""
@@ -121,23 +141,26 @@ class OrderedMemory(WatchedMemory):
             f"{first.opcode} (PTX line {first.line}{source}) and {end}"
         )
 
-    def _byte(self, region: Region, where: Lanes, lanes: Lanes, lane: int) -> int:
-        byte = int(where[np.flatnonzero(lanes == lane)[0]])
-        return byte if region.starts is None else byte - int(region.starts[lane])
+    def _byte(self, where: Lanes, lanes: Lanes, lane: int, k: int, region: Region | None = None) -> int:
+        """The byte at which a lane accesses the region, by default shared memory."""
+        starts = (region or self.spaces["shared"]).starts
+        return int(where[np.flatnonzero(lanes == lane)[0]]) + k - (0 if starts is None else int(starts[lane]))
 
     def _check_same_step(
-        self, i: int, region: Region, shadow: Shadow, where: Lanes, lanes: Lanes | None, values: tuple[Lanes, ...]
+        self, i: int, region: Region, shadow: AnyShadow, where: Lanes, lanes: Lanes | None, values: tuple[Lanes, ...]
     ) -> None:
         """Two lanes of one store on one place: a race unless they are of one warp and store the same bits."""
         assert self.races is not None
         lanes, size = self.geometry.all if lanes is None else lanes, values[0].dtype.itemsize
         bad = self.races.crossed(where >> (shadow.granule.bit_length() - 1), lanes, shadow)
+        if bad is None:
+            return
         index, view = where >> (size.bit_length() - 1), region.view(f"u{size}")
         for k, value in enumerate(values):
             bad |= view.take(index + k if k else index) != value.view(f"u{size}")
         if bad.any():
             lane = int(lanes[np.argmax(bad)])
-            spot = _spot(region, self._byte(region, where, lanes, lane))
+            spot = _spot(region, self._byte(where, lanes, lane, 0, region))
             raise self.fail("race", i, lane, f"{self.code[i].opcode} on {spot}, which another lane writes in the same step")
 
 
