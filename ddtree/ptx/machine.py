@@ -74,8 +74,9 @@ class Machine:
         addresses: dict[str, int],
         static_shared: int,
         max_steps: int,
+        name: str = "the kernel",
     ) -> None:
-        self.program, self.geometry, self.memory, self.max_steps = program, geometry, memory, max_steps
+        self.program, self.geometry, self.memory, self.max_steps, self.name = program, geometry, memory, max_steps, name
         self.registers = [np.zeros(geometry.lanes, dtype) for dtype in program.dtypes]
         self.constants = Constants(program, geometry.lanes, parameters, addresses, static_shared)
         shared = memory.spaces["shared"].size
@@ -86,6 +87,7 @@ class Machine:
     def run(self, first: int) -> None:
         """Run from step `first` until every lane has ended."""
         schedule, whole, ready = self.schedule, self.geometry.all, dict[tuple[int, bool], Callable[..., Any]]()
+        memory, wide = self.memory, 0
         schedule.add(first, whole)
         while schedule.pending or unblock(self.flow):
             number, lanes = schedule.next()
@@ -96,16 +98,18 @@ class Machine:
             value = function(self.registers, self.constants.arrays, self.special, self.memory, self, lanes)
             schedule.record(number, lanes)
             self.flow.go(number, lanes, value)
-            if schedule.turn >= self.max_steps:
+            wide += lanes.size
+            if schedule.turn + (wide >> 12) + memory.rounds >= self.max_steps:
                 raise self.endless(number, lanes)
         assert schedule.live.ended == self.geometry.lanes
 
     def code(self, number: int, some: bool) -> Callable[..., Any]:
-        """The Python function of a block, made on first use."""
+        """The Python function of a block, made on first use, by one thread at a time."""
         step = self.program.steps[number]
-        if some not in step.run:
-            step.run[some] = BlockCode(self.program, step, some).function()
-        self.constants.fill()
+        with self.program.lock:
+            if some not in step.run:
+                step.run[some] = BlockCode(self.program, step, some).function()
+            self.constants.fill()
         return step.run[some]
 
     def active_mask(self, lanes: Lanes | None) -> Lanes:
@@ -116,8 +120,10 @@ class Machine:
 
     def endless(self, number: int, lanes: Lanes) -> PtxError:
         """The error of a launch that does not end."""
-        turns = self.schedule.turn
-        message = f"no end after {turns} steps; max_steps allows more. Does a block wait for one that runs later?"
+        message = (
+            f"{self.name} has no end after {self.max_steps} steps; max_steps allows more. Does it wait for a thread that "
+            "cannot run, or does a block wait for one that runs later?"
+        )
         return self.memory.fail("endless", self.program.steps[number].first, int(lanes[0]), message)
 
     def tally(self) -> Tally:

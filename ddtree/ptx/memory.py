@@ -14,7 +14,7 @@ import numpy as np
 from .access import LOCAL_WINDOW, SHARED_WINDOW, WINDOW, Access, memory_access  # noqa: F401
 from .addresses import AddressedMemory, Memory, number_regions  # noqa: F401
 from .arith import Lanes
-from .atomics import ORDERLESS, atomically, may_flush
+from .atomics import ORDERLESS, atomically, in_rounds, may_flush  # noqa: F401
 from ddtree.ptx.lanes import (  # noqa: F401
     SPECIAL,
     Geometry,
@@ -115,7 +115,9 @@ class LoadStore(OrderedMemory):
 
 # %% ../notebooks/04i_ptx_memory.ipynb #f680dcee
 class MemoryUnit(LoadStore):
-    """Loads, stores and atomics: the calls that decoded instructions make."""
+    """Loads, stores and atomics: the calls that decoded instructions make. `rounds`: those that atomics took beyond one."""
+
+    rounds = 0
 
     def atomic(
         self,
@@ -150,4 +152,6 @@ class MemoryUnit(LoadStore):
         if not wanted and operation in ORDERLESS:
             ORDERLESS[operation].at(view, index, value)
             return value
-        return atomically(view, index, operation, value, other)
+        old, rounds = in_rounds(view, index, operation, value, other)
+        self.rounds += rounds - 1
+        return old

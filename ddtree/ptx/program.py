@@ -7,6 +7,7 @@ __all__ = ['Step', 'end_kind', 'find_callee', 'callees_first', 'link', 'register
            'meets_partly', 'fences', 'Program']
 
 # %% ../notebooks/05b_ptx_program.ipynb #647fd63c
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,6 +177,7 @@ class Program:
         self.registers: dict[tuple[str, str], int] = {}  # (function, name) → number
         self.dtypes: list[str] = []
         self.constants: dict[tuple[Any, ...], int] = {}
+        self.lock = threading.Lock()  # while code is made, which adds to constants and steps
         for function in callees_first(self.module):
             self._add(function)
         self.entries = {

@@ -29,10 +29,15 @@ class SyncClocks:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self.before = geometry.first * geometry.threads + 1  # the number of the first lane here, among all of the launch
+        self.before = (
+            geometry.first * geometry.threads + 1
+        )  # the number of the first lane here, among all of the launch
         self.now = np.zeros((geometry.lanes, len(_ROW)), "i4")
         self.now[:, 0] = self.before + geometry.all
-        self.turn, self.met = 1, np.ones((2, geometry.lanes), "i8")  # when a lane last met its whole block, its whole warp
+        self.turn, self.met = (
+            1,
+            np.ones((2, geometry.lanes), "i8"),
+        )  # when a lane last met its whole block, its whole warp
         self.lane_clock: Lanes | None = None  # (lanes, 32): the time of each lane known to a lane
         self.warp_clock: Lanes | None = None  # (warps, warps of a block)
 
@@ -47,7 +52,9 @@ class SyncClocks:
         if self.lane_clock is not None:
             known |= same & (self.lane_clock[b, geometry.lane[a]] >= old[:, 4])
         if self.warp_clock is not None:
-            known |= ~same & (self.warp_clock[geometry.warp[b], geometry.warp[a] % geometry.warps_per_block] >= old[:, 5])
+            known |= ~same & (
+                self.warp_clock[geometry.warp[b], geometry.warp[a] % geometry.warps_per_block] >= old[:, 5]
+            )
         return np.asarray(known)
 
     def whole_blocks(self, lanes: Lanes) -> None:

@@ -6,6 +6,7 @@
 __all__ = ['Region', 'GlobalMemory']
 
 # %% ../notebooks/04a_ptx_regions.ipynb #36c1a5de
+import threading
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,22 +50,41 @@ class Region:
         return self.views[name]
 
 # %% ../notebooks/04a_ptx_regions.ipynb #b11521ca
+_GAP = 1 << 36
+
+
 class GlobalMemory:
     """The address space of global memory: numpy arrays bound at addresses, not copied.
 
-    Bound arrays lie 2 MiB or more apart, so that a kernel that runs over an end hits nothing.
+    Between two of them lie 64 GiB or more, each time another stretch, so that a pointer that goes astray hits nothing.
+    Several threads may bind, release and look at once.
     """
 
     def __init__(self) -> None:
-        self.bases: list[int] = []
-        self._regions: list[Region] = []
-        self._next = 1 << 32
+        self._lock = threading.Lock()
+        self._table: tuple[list[int], list[Region]] = ([], [])  # replaced, never changed, so that a look needs no lock
+        self._count, self._next = 0, 1 << 44
 
-    def bind(self, array: NDArray[Any], *, initialised: bool = True, writable: bool = True) -> int:
+    @property
+    def bases(self) -> list[int]:
+        """The addresses of all bound arrays, in order."""
+        return self._table[0]
+
+    def bind(
+        self,
+        array: NDArray[Any],
+        *,
+        initialised: bool = True,
+        writable: bool = True,
+        written: NDArray[np.uint8] | None = None,
+        shift: int = 0,
+    ) -> int:
         """Give an array an address; what the kernel stores lands in the array.
 
         `array`: C-contiguous, any dtype but objects; a read-only one is bound read-only. `initialised=False` makes a
-        read of a byte that no kernel wrote an error. Raises PtxError "arguments" for anything else.
+        read of a byte that no kernel wrote an error; `written` has a mark for every byte of which that is not so. `shift`
+        is the address modulo 2 MiB. Raises PtxError "arguments" for anything else, and when half a million arrays were
+        bound in one memory: then its addresses are used up.
         """
         if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.flags.c_contiguous:
             given = f"{array.dtype} array" if isinstance(array, np.ndarray) else type(array).__name__
@@ -73,22 +93,37 @@ class GlobalMemory:
                 f"bind takes a C-contiguous numpy array of numbers, not {given}; np.ascontiguousarray makes one",
             )
         data = array.reshape(-1).view("u1")
-        written = None if initialised else np.zeros(data.size, "u1")
-        self.bases.append(self._next)
-        self._regions.append(
-            Region("global", self._next, data.size, data, None, written, writable and array.flags.writeable)
-        )
-        self._next += (data.size // (1 << 21) + 2) << 21
-        return self.bases[-1]
+        if written is None and not initialised:
+            written = np.zeros(data.size, "u1")
+        writable = writable and array.flags.writeable
+        with self._lock:
+            address, self._count = self._next + shift, self._count + 1
+            if address + data.size + 2 * _GAP > 1 << 56:
+                raise PtxError("arguments", "the addresses of this GlobalMemory are used up; make another one")
+            self._next += (data.size >> 21) + 1 + (_GAP >> 21) + (self._count * 2654435761 % (1 << 32) >> 17) << 21
+            region = Region("global", address, data.size, data, None, written, writable)
+            self._table = [*self._table[0], address], [*self._table[1], region]
+        return address
 
     def release(self, address: int) -> None:
         """Forget the array bound at `address`. Raises PtxError "arguments" if there is none."""
-        if address not in self.bases:
-            raise PtxError("arguments", f"nothing is bound at {address:#x}; release takes an address that bind gave")
-        at = self.bases.index(address)
-        del self.bases[at], self._regions[at]
+        with self._lock:
+            bases, regions = self._table
+            if address not in bases:
+                raise PtxError("arguments", f"nothing is bound at {address:#x}; release takes an address that bind gave")
+            at = bases.index(address)
+            self._table = bases[:at] + bases[at + 1 :], regions[:at] + regions[at + 1 :]
 
     def find(self, address: int) -> Region | None:
         """The array that holds the byte at `address`, or the last one that begins before it (None: there is none)."""
-        at = bisect_right(self.bases, address) - 1
-        return self._regions[at] if at >= 0 else None
+        bases, regions = self._table
+        at = bisect_right(bases, address) - 1
+        return regions[at] if at >= 0 else None
+
+    def near(self, address: int) -> Region | None:
+        """The array that an address outside all of them is nearest to; None if it is half a gap away from all."""
+        bases, regions = self._table
+        at = bisect_right(bases, address)
+        distances = [(max(region.base - address, address - region.base - region.size), region.base) for region in regions[max(0, at - 1) : at + 1]]
+        distance, base = min(distances, default=(_GAP, 0))
+        return self.find(base) if distance < _GAP // 2 else None

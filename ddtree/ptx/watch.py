@@ -161,7 +161,9 @@ class OrderedMemory(WatchedMemory):
         if bad.any():
             lane = int(lanes[np.argmax(bad)])
             spot = _spot(region, self._byte(where, lanes, lane, 0, region))
-            raise self.fail("race", i, lane, f"{self.code[i].opcode} on {spot}, which another lane writes in the same step")
+            raise self.fail(
+                "race", i, lane, f"{self.code[i].opcode} on {spot}, which another lane writes in the same step"
+            )
 
 
 def _spot(region: Region, byte: int) -> str:
