@@ -6,10 +6,8 @@
 __all__ = ['PtxGraph', 'PtxDevice']
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #fa313294
-import ctypes
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,70 +18,90 @@ from .arguments import View, _storage
 from .contract import flatten
 from .device import Device, _Run
 from .source import KernelSource
-from ..ptx import Counters, load_ptx
+from ..ptx import MAX_STEPS, Counters, load_ptx
 from ..ptx.memory import GlobalMemory
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #cc951fde
 _FILLING = 0xA5
 
 
-class _Places:
-    """Where numpy arrays lie in the memory of the machine."""
+class _Watched:
+    """The bytes of an array from `empty`, with a mark for each that was written, and the bytes of an element."""
 
-    def __init__(self) -> None:
-        self.memory = GlobalMemory()
-        self._bound: dict[int, tuple[int, int, int]] = {}  # arrays from empty(): address -> one here, bytes, itemsize
+    def __init__(self, size: int, itemsize: int) -> None:
+        self.data, self.written = np.full(size, _FILLING, np.uint8), np.zeros(size, np.uint8)
+        self.address, self.itemsize = self.data.ctypes.data, itemsize
+        self.__array_interface__ = self.data.__array_interface__
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A new array of which nothing is written."""
-        raw = np.full(prod(shape) * dtype.itemsize, _FILLING, np.uint8)
-        place = (ctypes.c_uint8 * raw.nbytes).from_address(raw.ctypes.data)  # only views keep `raw` alive
-        here = self.memory.bind(np.ctypeslib.as_array(place), initialised=False)
-        self._bound[raw.ctypes.data] = here, raw.nbytes, dtype.itemsize
-        weakref.finalize(raw, self._forget, raw.ctypes.data)
-        return raw.view(dtype).reshape(shape)
+    def note_written(self) -> None:
+        """Mark what numpy wrote: elements that the kernels left alone and that changed. Marks are only ever set."""
+        if not self.written.all():
+            changed = (self.data != _FILLING) & (self.written == 0)
+            self.written[changed.reshape(-1, self.itemsize).any(axis=1).repeat(self.itemsize)] = 1
 
-    def _forget(self, address: int) -> None:
-        self.memory.release(self._bound.pop(address)[0])
 
-    def find(self, view: View) -> tuple[int, int] | None:
-        """The address here of an array from empty(), or of a piece of one, and the bytes of an element of the whole."""
-        for start, (address, size, itemsize) in self._bound.items():
-            if start <= view.address < start + size:
-                return address + view.address - start, itemsize
-        return None
-
-    def note_written(self, view: View) -> None:
-        """Mark what numpy wrote into an array from empty(): elements that the kernels left alone and that changed."""
-        if known := self.find(view):
-            region = self.memory.find(known[0])
-            assert region is not None and region.written is not None
-            if not region.written.all():
-                changed = (region.data != _FILLING) & (region.written == 0)
-                region.written |= changed.reshape(-1, known[1]).any(axis=1).repeat(known[1])
+def _watched(array: Any) -> _Watched | None:
+    """What watches an array from `empty`, or a piece of one; None for another array."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, _Watched) else None
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #2cb13644
-@contextmanager
-def _place(places: _Places, values: list[View | np.generic], check: bool) -> Iterator[list[Any]]:
-    """The parameters of a launch, with every array bound while it lasts."""
-    arrays = [value for value in values if isinstance(value, View)]
-    views = {view.key: view for view in sorted(arrays, key=lambda view: view.writable)}  # a writable one wins
-    for view in views.values() if check else ():
-        places.note_written(view)
-    fresh = {key: places.memory.bind(view.owner) for key, view in views.items() if places.find(view) is None}
-    try:
-        yield [word for value in values for word in _words(places, value, fresh)]
-    finally:
-        for address in fresh.values():
-            places.memory.release(address)
+class _Bytes:
+    """Bytes at an address, as numpy takes them."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        place = {"data": (start, False), "shape": (stop - start,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = place
 
 
-def _words(places: _Places, value: View | np.generic, fresh: dict[tuple[int, int], int]) -> list[Any]:
-    """A number as it is; an array as its words."""
-    if not isinstance(value, View):
-        return [value]
-    known = places.find(value)
-    return flatten(known[0] if known else fresh[value.key], value.shape, value.dtype.itemsize)
+@dataclass
+class _Span:
+    """Where arguments lie that share bytes, whether a kernel may write there, and what watches it."""
+
+    start: int
+    stop: int
+    writable: bool
+    watched: _Watched | None
+    members: list[int]
+
+    def bind(self, memory: GlobalMemory) -> int:
+        """An address for it in the memory of a launch; the place within a watched array stays as it is."""
+        data = np.asarray(_Bytes(self.start, self.stop)) if self.stop > self.start else np.zeros(0, np.uint8)
+        if self.watched is None:
+            return memory.bind(data, writable=self.writable)
+        at = self.start - self.watched.address
+        marks = self.watched.written[at : at + self.stop - self.start]
+        return memory.bind(data, writable=self.writable, written=marks, shift=at % 256)
+
+
+def _spans(views: dict[int, View], const: Sequence[bool]) -> list[_Span]:
+    """The stretches of memory that arguments lie in; `views` by the number of the parameter, `const` for each."""
+    spans: list[_Span] = []
+    for i, view in sorted(views.items(), key=lambda item: item[1].address):
+        start, size, writable = view.address, view.key[1], view.writable and not const[i]
+        if spans and start < spans[-1].stop:
+            last = spans[-1]
+            last.stop, last.writable = max(last.stop, start + size), last.writable or writable
+            last.members.append(i)
+        else:
+            spans.append(_Span(start, start + size, writable, _watched(view.owner), [i]))
+    return spans
+
+# %% ../notebooks/06j_cuda_ptx_device.ipynb #2abc6720
+def _place(kernel: KernelSource, values: Sequence[View | np.generic], check: bool) -> tuple[GlobalMemory, list[Any]]:
+    """The memory of a launch, and its parameters: a number as it is, an array as its words."""
+    memory, addresses = GlobalMemory(), dict[int, int]()
+    views = {i: value for i, value in enumerate(values) if isinstance(value, View)}
+    for span in _spans(views, [parameter.const for parameter in kernel.parameters]):
+        if check and span.watched:
+            span.watched.note_written()
+        here = span.bind(memory)
+        addresses |= {i: here + views[i].address - span.start for i in span.members}
+    words: list[Any] = []
+    for i, value in enumerate(values):
+        words += flatten(addresses[i], value.shape, value.dtype.itemsize) if isinstance(value, View) else [value]
+    return memory, words
 
 # %% ../notebooks/06j_cuda_ptx_device.ipynb #4d4856e5
 _NOT_RECORDING = "the graph does not record; launch with stream=graph inside `with device.graph() as graph:`"
@@ -119,18 +137,20 @@ class PtxDevice(Device):
     """The PTX machine as a device: it runs the code for sm_120 on the CPU.
 
     check: report races, reads of memory never written and divergent barriers as PtxError; bounds are always checked.
-    count: count sectors and bank conflicts. Without both it is faster. An element of an array from `empty` counts as
-    written by numpy once it holds anything but bytes 0xA5.
+    count: count sectors and bank conflicts. Without both it is faster. max_steps: after how many steps a launch is taken
+    for endless; see `PtxProgram.launch`. An element of an array from `empty` counts as written by numpy once it holds
+    anything but bytes 0xA5. Threads may share a device: a launch has a memory of its own.
     """
 
     name, arch, max_shared = "ptx", "sm_120", 101_376
 
-    def __init__(self, check: bool = True, count: bool = True) -> None:
-        self.check, self.count, self._places = check, count, _Places()
-        self.memory = self._places.memory
+    def __init__(self, check: bool = True, count: bool = True, max_steps: int = MAX_STEPS) -> None:
+        self.check, self.count, self.max_steps = check, count, max_steps
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return self._places.empty((shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
+        shape, element = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+        watched = _Watched(prod(shape) * element.itemsize, element.itemsize)
+        return np.asarray(watched).view(element).reshape(shape)
 
     def array(self, values: ArrayLike) -> NDArray[Any]:
         return np.array(values, order="C")
@@ -161,12 +181,12 @@ class PtxDevice(Device):
 
     def _bind(self, kernel: KernelSource, grid: tuple[int, ...], shared: int, values: list[View | np.generic]) -> _Run:
         program = load_ptx(kernel.ptx(self.arch))
-        options: dict[str, Any] = {"memory": self.memory, "dynamic_shared": shared}
+        options: dict[str, Any] = {"dynamic_shared": shared, "max_steps": self.max_steps}
         options |= {"check": self.check, "count": self.count}
 
         def execute() -> Counters:
-            with _place(self._places, values, self.check) as words:
-                return program.launch(kernel.entry, grid, kernel.rule.block, words, **options).counters
+            memory, words = _place(kernel, values, self.check)
+            return program.launch(kernel.entry, grid, kernel.rule.block, words, memory=memory, **options).counters
 
         def run(stream: Any) -> Counters | None:
             if isinstance(stream, PtxGraph):

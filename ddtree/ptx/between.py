@@ -48,7 +48,7 @@ class Messages:
         if name in post.seen:
             return
         for (lane, _, _), (then, known) in self.heard.get(self.block(row), {}).items():
-            if lane == row[0] or ordered(then[None], row[None])[0]:
+            if then[4] <= row[4] if lane == row[0] else ordered(then[None], row[None])[0]:
                 post.carried |= {k: max(n, post.carried.get(k, 0)) for k, n in known.items()}
         post.seen.add(name)
         post.rows.append(row.copy())

@@ -115,7 +115,7 @@ class LoadStore(OrderedMemory):
 
 # %% ../notebooks/04i_ptx_memory.ipynb #f680dcee
 class MemoryUnit(LoadStore):
-    """Loads, stores and atomics: the calls that decoded instructions make. `rounds`: those that atomics took beyond one."""
+    """Loads, stores and atomics: the calls that decoded instructions make. `rounds`: what atomics took beyond a step."""
 
     rounds = 0
 
@@ -153,5 +153,5 @@ class MemoryUnit(LoadStore):
             ORDERLESS[operation].at(view, index, value)
             return value
         old, rounds = in_rounds(view, index, operation, value, other)
-        self.rounds += rounds - 1
+        self.rounds += rounds - 1 + (index.size >> 8)
         return old
