@@ -1,10 +1,12 @@
 """ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
 
+import gc
 import subprocess
 import sys
 import tempfile
 import types
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +38,7 @@ from ddtree.cuda import (
     max_or_nan,
     parse_contract,
     parse_parameter,
+    ptx_device,
     source,
     store,
     watch_launches,
@@ -747,16 +750,15 @@ def test_an_array_and_a_read_only_view_of_it(device, which):
 
 
 def test_a_piece_outlives_its_array_and_stays_watched(device):
-    before = len(device.memory._regions)
     x = device.empty(64, np.float32)
-    piece = x[:32]
+    piece, watched = x[:32], weakref.ref(ptx_device._watched(x))
     del x
     with pytest.raises(PtxError, match="uninitialised read"):
         scale_kernel(piece, 1.0, numbers(32), device=device)
     scale_kernel(numbers(32), 1.0, piece, device=device)
     scale_kernel(piece, 1.0, numbers(32), device=device)
     del piece
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_what_numpy_writes_is_written(device):
@@ -781,13 +783,16 @@ def test_memory_is_watched_across_launches(device):
         scale_kernel(y, 1.0, x, device=device)
 
 
-def test_memory_is_released(device):
-    before = len(device.memory._regions)
-    x = device.empty(64, np.float32)
+def test_a_device_keeps_no_array_and_no_array_keeps_its_device():
+    device = PtxDevice()
+    x, alive = device.empty(64, np.float32), weakref.ref(device)
     scale_kernel(numbers(64), 1.0, x, device=device)
-    assert len(device.memory._regions) == before + 1
+    watched = weakref.ref(ptx_device._watched(x))
+    del device
+    gc.collect()
+    assert alive() is None
     del x
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_a_prepared_launch_runs_again_on_what_the_arrays_hold(device):
