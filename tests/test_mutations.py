@@ -8,12 +8,12 @@ import random
 import shutil
 
 import pytest
-from conftest import DEEP
 
 from ddtree import checkpoint
 from ddtree.chat import load_chat, load_tokenizer
 from ddtree.checkpoint import CheckpointError
 from ddtree.engine import check_engine
+from deep import DEEP
 from random_models import FIXTURES, NANO, PAIRS
 
 VALUES = [None, True, False, 0, -1, 1, 2.5, 1e300, 10**30, "x", "", "3", [], [1], ["a"], [None], {}, {"a": 1}]
