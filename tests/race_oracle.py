@@ -1,4 +1,4 @@
-"""Random straight kernels, and whether they race, by one vector clock for each thread: a second opinion on the detector.
+"""Random straight kernels, and whether they race, by one vector clock for each thread: a second opinion.
 
 A kernel is a list of operations that all threads run in step: (what, where, who). `where` is a formula of the thread's
 number in the launch, `who` the threads that take part in an access.
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 BLOCKS, THREADS, WORDS = 2, 64, 128
 FORMULAS = {"own": lambda g: g, "zero": lambda g: 0, "seven": lambda g: 7, "twin": lambda g: g % 64}
-FORMULAS |= {f"xor {k}": (lambda k: lambda g: g ^ k)(k) for k in (1, 16, 32, 64)}
+FORMULAS |= {f"xor {k}": k.__xor__ for k in (1, 16, 32, 64)}
 WHO = {"all": lambda g: True, "first": lambda g: g % 64 == 0, "last": lambda g: g % 64 == 63, "one": lambda g: g == 70}
 WHO |= {"even": lambda g: g % 2 == 0, "warp": lambda g: g % 64 < 32}
 ACCESSES = {  # PTX, bytes, write, strong

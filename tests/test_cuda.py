@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 import weakref
@@ -893,8 +894,33 @@ def launched(monkeypatch) -> list[Any]:
     core = types.SimpleNamespace(LaunchConfig=lambda **options: options, launch=lambda *all: launches.append(all))
     device = GpuDevice.__new__(GpuDevice)
     device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: ("loaded", 0)}
+    device._threads, device._loading, device._ordinal = threading.local(), threading.RLock(), 0
+    core.Device = lambda ordinal: types.SimpleNamespace(set_current=lambda: current.append(threading.get_ident()))
     device.arch, device.max_shared = "sm_90", 232_448
+    device.current = current = []
     return [device, launches]
+
+
+def test_every_thread_makes_the_gpu_current_once_before_it_launches(launched):
+    device, launches = launched
+
+    def work(_: int) -> None:
+        for _ in range(3):
+            scale_kernel(OnGpu(), 2.0, OnGpu(), device=device)
+            assert threading.get_ident() in device.current
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(12)))
+    assert len(launches) == 36 and len(device.current) == len(set(device.current)) <= 4
+
+
+def test_threads_load_a_kernel_once(launched, monkeypatch):
+    device, loads = launched[0], []
+    device._kernels = {}
+    monkeypatch.setattr(gpu_device, "_load_kernel", lambda kernel, device: (loads.append(kernel), 0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: scale_kernel(OnGpu(), 2.0, OnGpu(), device=device), range(24)))
+    assert len(loads) == 1
 
 
 def test_the_gpu_gets_the_words_of_the_abi(launched):

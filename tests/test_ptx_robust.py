@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import race_oracle
-from deep import DEEP, DEEPER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree.cuda import PtxDevice, cuda, kernel, watch_launches
 from ddtree.ptx import GlobalMemory, launch, load_ptx
 from ddtree.ptx.text import PtxError
+from deep import DEEP, DEEPER
 from tools.ptx_faults import (
     MAKERS,
     launch_in_threads,
@@ -193,7 +193,7 @@ def test_threads_bind_and_release_in_one_memory(quick_switches):
     memory = GlobalMemory()
 
     def work(i):
-        for k in range(300):
+        for _ in range(300):
             x = np.full(4, i, "u1")
             address = memory.bind(x)
             assert memory.find(address + 2).view("u1")[2] == i
@@ -220,7 +220,7 @@ def test_what_a_thread_made_dies_with_its_last_array():
     device = PtxDevice()
     alive = weakref.ref(device)
 
-    def work(i):
+    def work(i, device=device):
         plus_kernel(np.zeros(32, np.int32), i, device.empty(32, np.int32), device=device)
 
     assert in_threads(work) == []

@@ -1,7 +1,7 @@
 """Kernels with one fault each, and their twins without it: `python -m tools.ptx_faults` records what the machine says.
 
-It writes `fixtures/measurements/ptx_faults.json`: planted faults found, correct kernels flagged, launches of threads that
-share a device, and stray pointers caught. `--check` runs all of it again and exits 1 where the record says otherwise.
+It writes `fixtures/measurements/ptx_faults.json`: planted faults found, correct kernels flagged, launches of threads
+that share a device, and stray pointers caught. `--check` runs all of it again and exits 1 where the record differs.
 """
 
 import argparse
@@ -383,7 +383,7 @@ FAR = [0, 1, 1 << 10, 1 << 20, 1 << 22, 1 << 29, 1 << 30, 1 << 33, 1 << 40, 1 <<
 
 
 def stray(count: int, seed: int = 0) -> dict[str, int]:
-    """Indices past the end, 4 MiB, 2^31 and 2^32 bytes beyond it, before the beginning, at random: how many were caught."""
+    """Indices past the end, 4 MiB, 2^31, 2^32 bytes beyond, before the beginning, at random: how many are caught."""
     rng, device, caught = np.random.default_rng(seed), PtxDevice(check=False, count=False), 0
     others = [device.empty(size, np.int32) for size in (1, 77, 1 << 20)]
     for turn in range(count):

@@ -8,6 +8,7 @@ __all__ = ['GpuArray', 'GpuGraph', 'GpuDevice']
 # %% ../notebooks/06k_cuda_gpu_device.ipynb #6a873b8a
 import ctypes
 import sys
+import threading
 from functools import cache
 from math import prod
 from typing import Any
@@ -181,7 +182,8 @@ class GpuDevice(Device):
     """An NVIDIA GPU through `cuda.core`: by default the one that is current, which torch and CuPy share.
 
     Work is ordered by streams, as in CUDA: arrays of other libraries must be ready on the stream of the launch. Raises
-    RuntimeError without a GPU or with a driver that is too old, ImportError without the `gpu` extra.
+    RuntimeError without a GPU or with a driver that is too old, ImportError without the `gpu` extra. Threads may share
+    a device: each makes it current, a kernel is loaded once, and a graph records the launches that name it.
     """
 
     name = "gpu"
@@ -189,8 +191,9 @@ class GpuDevice(Device):
     def __init__(self, ordinal: int | None = None) -> None:
         _require_gpu()
         self._core, self._driver = _import("cuda.core"), _import("cuda.bindings.driver")
-        self._device = self._core.Device(ordinal)
-        self._device.set_current()
+        self._threads, self._loading, device = threading.local(), threading.RLock(), self._core.Device(ordinal)
+        device.set_current()
+        self._ordinal, self._threads.device = int(device.device_id), device
         self._stream = self._device.default_stream
         self.arch = f"sm_{self._device.arch}"
         self.max_shared = self._device.properties.max_shared_memory_per_block_optin
@@ -200,9 +203,18 @@ class GpuDevice(Device):
     @property
     def ordinal(self) -> int:
         """The GPU's number."""
-        return int(self._device.device_id)
+        return self._ordinal
+
+    @property
+    def _device(self) -> Any:
+        """The GPU, made current in this thread when it first asks: contexts belong to threads."""
+        if not hasattr(self._threads, "device"):
+            self._threads.device = self._core.Device(self._ordinal)
+            self._threads.device.set_current()
+        return self._threads.device
 
     def _call(self, function: str, *args: Any) -> Any:
+        assert self._device is not None
         return _call(self._driver, function, *args)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> GpuArray:
@@ -239,12 +251,19 @@ class GpuDevice(Device):
         return self._load(kernel)[1]
 
     def _load(self, kernel: KernelSource) -> tuple[Any, int]:
-        if kernel not in self._kernels:
-            self._kernels[kernel] = _load_kernel(kernel, self)
-        return self._kernels[kernel]
+        with self._loading:
+            if kernel not in self._kernels:
+                self._kernels[kernel] = _load_kernel(kernel, self)
+            return self._kernels[kernel]
 
     def _bind(self, kernel: KernelSource, grid: tuple[int, ...], shared: int, values: list[View | np.generic]) -> _Run:
         shape = {"grid": grid, "block": kernel.rule.block, "shmem_size": shared}
         overlap = {"programmatic_stream_serialization": _overlaps(self.arch)}  # safe: every kernel begins with a wait
         config = self._core.LaunchConfig(**shape, **overlap) if all(grid) else None
-        return _make_run(self._core, self._stream, config, self._load(kernel)[0], values)
+        run = _make_run(self._core, self._stream, config, self._load(kernel)[0], values)
+
+        def run_here(stream: Any) -> None:
+            assert self._device is not None  # current in this thread
+            run(stream)
+
+        return run_here

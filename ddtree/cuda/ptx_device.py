@@ -137,9 +137,9 @@ class PtxDevice(Device):
     """The PTX machine as a device: it runs the code for sm_120 on the CPU.
 
     check: report races, reads of memory never written and divergent barriers as PtxError; bounds are always checked.
-    count: count sectors and bank conflicts. Without both it is faster. max_steps: after how many steps a launch is taken
-    for endless; see `PtxProgram.launch`. An element of an array from `empty` counts as written by numpy once it holds
-    anything but bytes 0xA5. Threads may share a device: a launch has a memory of its own.
+    count: count sectors and bank conflicts. Without both it is faster. max_steps: after how many steps a launch is
+    taken for endless; see `PtxProgram.launch`. An element of an array from `empty` counts as written by numpy once it
+    holds anything but bytes 0xA5. Threads may share a device: a launch has a memory of its own.
     """
 
     name, arch, max_shared = "ptx", "sm_120", 101_376

@@ -109,9 +109,9 @@ class PtxProgram(Program):
 
         Blocks run side by side, as many as have 65,536 threads together, then the next ones: a block that waits for a
         later one may wait for ever. After `max_steps` steps of such blocks a launch is taken for endless, PtxError
-        "endless": a step is a straight run of instructions; every 4,096 lanes that run, every 256 lanes of an atomic, and
-        every further round of one whose lanes meet at one place, count as one more. The default of 131,072 is reached
-        in some seconds, at most half a minute.
+        "endless": a step is a straight run of instructions; every 4,096 lanes that run, every 256 lanes of an atomic,
+        and every further round of one whose lanes meet at one place, count as one more. The default of 131,072 is
+        reached in some seconds, at most half a minute.
         Several threads may launch at once, on one program and one memory.
         """
         memory = memory or GlobalMemory()

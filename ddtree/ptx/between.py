@@ -18,7 +18,7 @@ from .regions import Region
 
 # %% ../notebooks/04l_ptx_between.ipynb #45316e22
 class Letter(NamedTuple):
-    """What a thread knew at a fence: its row, and the times it knew of the lanes of its warp and of its block's warps."""
+    """What a thread knew at a fence: its row, and times of the lanes of its warp and of the warps of its block."""
 
     row: Lanes
     lanes: Lanes
@@ -40,7 +40,7 @@ Key = tuple[int, int]  # a region's base, and a byte in it
 
 @dataclass
 class Post:
-    """What was sent through one place: letters, whether for all blocks, and how much of other posts their senders knew."""
+    """What was sent through one place: letters, whether for all blocks, and how much of other posts went along."""
 
     letters: list[Letter] = field(default_factory=list)
     wide: list[bool] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Messages:
 
 # %% ../notebooks/04l_ptx_between.ipynb #ab0872ce
 def told(messages: Messages, old: Lanes, new: Lanes, ordered: Ordered) -> Lanes:
-    """For rows of old and new accesses: whether a letter told the new thread of the old access. `ordered`: by barriers."""
+    """Whether a letter told the threads of new accesses of the old ones. `ordered`: by barriers."""
     known, blocks = np.zeros(len(new), bool), (new[:, 0] - 1) // messages.threads
     for block in np.unique(blocks).tolist():
         for (lane, _, _), (then, posts) in messages.heard.get(block, {}).items():

@@ -121,8 +121,8 @@ class Machine:
     def endless(self, number: int, lanes: Lanes) -> PtxError:
         """The error of a launch that does not end."""
         message = (
-            f"{self.name} has no end after {self.max_steps} steps; max_steps allows more. Does it wait for a thread that "
-            "cannot run, or does a block wait for one that runs later?"
+            f"{self.name} has no end after {self.max_steps} steps; max_steps allows more. Does it wait for a thread "
+            "that cannot run, or does a block wait for one that runs later?"
         )
         return self.memory.fail("endless", self.program.steps[number].first, int(lanes[0]), message)
 

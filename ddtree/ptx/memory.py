@@ -24,7 +24,7 @@ from ddtree.ptx.lanes import (  # noqa: F401
     unflatten_lanes,
 )
 from .races import RaceDetector, SyncClocks  # noqa: F401
-from .regions import GlobalMemory, Region  # noqa: F401
+from .regions import GlobalMemory, Region
 from .traffic import Traffic, bank_passes, count_distinct, sectors  # noqa: F401
 from .watch import OrderedMemory, WatchedMemory, mark_written  # noqa: F401
 
@@ -115,7 +115,7 @@ class LoadStore(OrderedMemory):
 
 # %% ../notebooks/04i_ptx_memory.ipynb #f680dcee
 class MemoryUnit(LoadStore):
-    """Loads, stores and atomics: the calls that decoded instructions make. `rounds`: what atomics took beyond a step."""
+    """Loads, stores and atomics: calls that decoded instructions make. `rounds`: what atomics took beyond a step."""
 
     rounds = 0
 

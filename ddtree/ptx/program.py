@@ -147,7 +147,7 @@ def smallest_shared(code: Iterable[Instruction]) -> int:
 
 # %% ../notebooks/05b_ptx_program.ipynb #65203810
 def meets_partly(instruction: Instruction) -> bool:
-    """Whether less than a block may meet at a barrier, or less than a warp at bar.warp.sync, or another than number 0."""
+    """Whether less than a block may meet at a barrier, or not at number 0, or less than a warp at bar.warp.sync."""
     base, *mods = instruction.opcode.split(".")
     if base not in ("bar", "barrier"):
         return False

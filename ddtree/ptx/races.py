@@ -148,7 +148,7 @@ class StampClocks(PartialClocks):
 
 # %% ../notebooks/04e_ptx_races.ipynb #92c6aea1
 class Shadow:
-    """The stamps of the places of one memory. `granule` is the bytes of a place; zero is nobody, and costs no memory."""
+    """The stamps of the places of one memory. `granule` is the bytes of a place; zero is nobody and costs no memory."""
 
     def __init__(self, places: int, granule: int) -> None:
         self.slots = np.zeros((7, places), "i8")
@@ -188,7 +188,7 @@ class Shadow:
 
     def writers(self, places: Lanes) -> Lanes:
         """The numbers of the lanes that wrote last."""
-        return self.slots[0].take(places) >> INSTRUCTION_BITS & _LANE
+        return np.asarray(self.slots[0].take(places) >> INSTRUCTION_BITS & _LANE)
 
     def refine(self, old: "Shadow") -> None:
         """Take over what was remembered in larger places."""
@@ -260,7 +260,7 @@ class ExactShadow:
 
     def writers(self, places: Lanes) -> Lanes:
         """See `Shadow`."""
-        return self.written[places, 0]
+        return np.asarray(self.written[places, 0])
 
     def refine(self, old: "ExactShadow") -> None:
         """See `Shadow`."""

@@ -82,9 +82,9 @@ class GlobalMemory:
         """Give an array an address; what the kernel stores lands in the array.
 
         `array`: C-contiguous, any dtype but objects; a read-only one is bound read-only. `initialised=False` makes a
-        read of a byte that no kernel wrote an error; `written` has a mark for every byte of which that is not so. `shift`
-        is the address modulo 2 MiB. Raises PtxError "arguments" for anything else, and when half a million arrays were
-        bound in one memory: then its addresses are used up.
+        read of a byte that no kernel wrote an error; `written` has a mark for every byte of which that is not so.
+        `shift` is the address modulo 2 MiB. Raises PtxError "arguments" for anything else, and when half a million
+        arrays were bound in one memory: then its addresses are used up.
         """
         if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.flags.c_contiguous:
             given = f"{array.dtype} array" if isinstance(array, np.ndarray) else type(array).__name__
@@ -110,7 +110,9 @@ class GlobalMemory:
         with self._lock:
             bases, regions = self._table
             if address not in bases:
-                raise PtxError("arguments", f"nothing is bound at {address:#x}; release takes an address that bind gave")
+                raise PtxError(
+                    "arguments", f"nothing is bound at {address:#x}; release takes an address that bind gave"
+                )
             at = bases.index(address)
             self._table = bases[:at] + bases[at + 1 :], regions[:at] + regions[at + 1 :]
 
@@ -124,6 +126,9 @@ class GlobalMemory:
         """The array that an address outside all of them is nearest to; None if it is half a gap away from all."""
         bases, regions = self._table
         at = bisect_right(bases, address)
-        distances = [(max(region.base - address, address - region.base - region.size), region.base) for region in regions[max(0, at - 1) : at + 1]]
+        distances = [
+            (max(region.base - address, address - region.base - region.size), region.base)
+            for region in regions[max(0, at - 1) : at + 1]
+        ]
         distance, base = min(distances, default=(_GAP, 0))
         return self.find(base) if distance < _GAP // 2 else None

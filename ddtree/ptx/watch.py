@@ -59,8 +59,8 @@ class WatchedMemory(AddressedMemory):
         super().__init__(code, geometry, memory, sizes, check)
         self.count, self.granule, self.traffic = count, granule, Traffic()
         places = self.spaces["shared"].data.size // granule
-        detector = detector or (lambda *given: RaceDetector(*given[:2], granule=given[2]))
-        self.races = detector(geometry, places, granule) if check else None
+        make = detector or (lambda lanes, places, granule: RaceDetector(lanes, places, granule=granule))
+        self.races = make(geometry, places, granule) if check else None
 
     def _check_written(
         self, i: int, region: Region, index: Lanes, access: Access, size: int, lanes: Lanes | None
