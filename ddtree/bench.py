@@ -134,7 +134,7 @@ def time_builder(device: Device, kind: str, rows: Sequence[NDArray[Any]], budget
     out = empty_trees(len(rows[0]), budget + 1, device)
     with note_launches(device) as noted:
         build_trees(log_probs, ids, budget, out=out, device=device)
-    one_warp = build_trees_one_warp_kernel.prepare(*noted[0].arguments, device=device)
+    one_warp = build_trees_one_warp_kernel.prepare(*noted[0].run.values, device=device)
     launches = {"build_trees": noted, one_warp.kernel.name: [one_warp]}
     row = {"group": "builder", "rows": kind, "requests": len(rows[0]), "budget": budget}
     rounds = 20 if budget <= 256 else 5

@@ -1,10 +1,10 @@
 """ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
 
+import ctypes
 import gc
 import subprocess
 import sys
 import tempfile
-import threading
 import types
 import warnings
 import weakref
@@ -33,7 +33,9 @@ from ddtree.cuda import (
     flatten,
     flatten_names,
     gpu_device,
+    gpu_run,
     kernel,
+    libraries,
     link,
     load_four,
     max_or_nan,
@@ -154,9 +156,9 @@ def run_python(code: str) -> str:
 def test_every_name_of_the_one_module_is_in_the_face():
     names = [
         *("DeviceFunction", "Device", "GpuArray", "GpuDevice", "GpuGraph", "Instruction", "Kernel", "Launch"),
-        *("LaunchRule", "Launched", "Parameter", "PtxDevice", "PtxGraph", "View", "WideLoad", "cdiv", "check_arch"),
-        *("check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names", "kernel", "link"),
-        *("load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+        *("LaunchRule", "Launched", "Library", "Parameter", "PtxDevice", "PtxGraph", "Run", "View", "WideLoad", "cdiv"),
+        *("check_arch", "check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names"),
+        *("kernel", "link", "load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
     ]
     assert sorted(names) == sorted(cuda_module.__all__)
     assert all(hasattr(cuda_module, name) for name in [*names, "_compilable", "_driver_version"])
@@ -889,29 +891,20 @@ def test_a_read_only_array_is_taken_where_the_kernel_only_reads(device):
 
 @pytest.fixture
 def launched(monkeypatch) -> list[Any]:
-    """A GpuDevice over a driver that only notes what is launched: (device, launches)."""
+    """A GpuDevice over a driver that only notes what it is handed: (device, launches)."""
     launches: list[Any] = []
-    core = types.SimpleNamespace(LaunchConfig=lambda **options: options, launch=lambda *all: launches.append(all))
+
+    def launch(config: int, kernel: int, table: int, extra: None) -> int:
+        places = (ctypes.c_void_p * 15).from_address(table)
+        words = [ctypes.c_uint64.from_address(place).value for place in places]
+        launches.append((gpu_run._Config.from_buffer_copy(ctypes.string_at(config, 64)), kernel, words))
+        return 0
+
     device = GpuDevice.__new__(GpuDevice)
-    device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: ("loaded", 0)}
-    device._threads, device._loading, device._ordinal = threading.local(), threading.RLock(), 0
-    core.Device = lambda ordinal: types.SimpleNamespace(set_current=lambda: current.append(threading.get_ident()))
+    device._only, device._libraries, device._launch = True, {}, launch
+    device._kernels = {scale_kernel: (types.SimpleNamespace(handle=0xF), 0)}
     device.arch, device.max_shared = "sm_90", 232_448
-    device.current = current = []
     return [device, launches]
-
-
-def test_every_thread_makes_the_gpu_current_once_before_it_launches(launched):
-    device, launches = launched
-
-    def work(_: int) -> None:
-        for _ in range(3):
-            scale_kernel(OnGpu(), 2.0, OnGpu(), device=device)
-            assert threading.get_ident() in device.current
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(12)))
-    assert len(launches) == 36 and len(device.current) == len(set(device.current)) <= 4
 
 
 def test_threads_load_a_kernel_once(launched, monkeypatch):
@@ -927,16 +920,26 @@ def test_the_gpu_gets_the_words_of_the_abi(launched):
     device, launches = launched
     x, out = OnGpu(shape=(130,)), OnGpu(shape=(130,), data=(8192, False), strides=(4,))
     scale_kernel(x, 0.5, out, device=device)
-    ((stream, config, loaded, *words),) = launches
-    shape = {"grid": (3,), "block": (64,), "shmem_size": 0, "programmatic_stream_serialization": True}
-    assert (stream, loaded, config) == ("default", "loaded", shape)
-    assert words == [0, 0, 130, 4, 4096, 130, 4, np.float32(0.5), 0, 0, 130, 4, 8192, 130, 4]
-    assert type(words[7]) is np.float32
+    ((config, kernel, words),) = launches
+    sizes = [config.grid_x, config.grid_y, config.grid_z, config.block_x, config.block_y, config.block_z, config.shared]
+    assert (kernel, sizes, config.stream, config.count) == (0xF, [3, 1, 1, 64, 1, 1, 0], None, 1)
+    half = int(np.float32(0.5).view(np.uint32))
+    assert words == [0, 0, 130, 4, 4096, 130, 4, half, 0, 0, 130, 4, 8192, 130, 4]
+
+
+def test_an_argument_that_moves_changes_one_word(launched):
+    device, launches = launched
+    launch = scale_kernel.prepare(OnGpu(shape=(130,)), 0.5, OnGpu(shape=(130,), data=(8192, False)), device=device)
+    launch()
+    launch.run.move(0, "another", 0x70000)
+    launch(stream=5)
+    (_, _, before), (config, _, after) = launches
+    assert [i for i in range(15) if before[i] != after[i]] == [4] and after[4] == 0x70000 and config.stream == 5
 
 
 def test_static_shared_memory_counts_on_a_gpu_too(launched):
     device, launches = launched
-    device._kernels[scale_kernel] = "loaded", device.max_shared + 1
+    device._kernels[scale_kernel] = None, device.max_shared + 1
     with pytest.raises(ValueError, match="scale: needs 232449 bytes of shared memory; a block on sm_90 has 232448"):
         scale_kernel(OnGpu(), 0.5, OnGpu(), device=device)
     assert launches == []
@@ -960,13 +963,13 @@ def test_a_read_only_gpu_array_is_refused_as_output(launched):
 
 
 def test_strides_of_axes_of_one_do_not_matter():
-    view = gpu_device._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
-    assert view.ordered and not gpu_device._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
+    view = libraries._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
+    assert view.ordered and not libraries._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
 
 
 def test_a_gpu_array_offers_the_interface():
     array = GpuArray(types.SimpleNamespace(handle=4096), (2, 3), np.dtype(np.float64))
-    view = gpu_device._gpu_view("x", array)
+    view = libraries._gpu_view("x", array)
     assert (view.address, view.shape, view.dtype, view.ordered, view.writable) == (4096, (2, 3), np.float64, True, True)
 
 
