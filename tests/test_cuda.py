@@ -908,9 +908,9 @@ def launched(monkeypatch) -> list[Any]:
 
 
 def test_threads_load_a_kernel_once(launched, monkeypatch):
-    device, loads = launched[0], []
+    device, loads, loaded = launched[0], [], types.SimpleNamespace(handle=0xF)
     device._kernels = {}
-    monkeypatch.setattr(gpu_device, "_load_kernel", lambda kernel, device: (loads.append(kernel), 0))
+    monkeypatch.setattr(gpu_device, "_load_kernel", lambda kernel, device: (loads.append(kernel) or loaded, 0))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: scale_kernel(OnGpu(), 2.0, OnGpu(), device=device), range(24)))
     assert len(loads) == 1

@@ -13,7 +13,7 @@ import numpy as np
 from .access import LOCAL_WINDOW, SHARED_WINDOW, WINDOW, Access
 from .arith import Lanes
 from .lanes import Geometry
-from .regions import GlobalMemory, Region
+from .regions import GlobalMemory, Region, nearest
 from .text import Instruction, PtxError
 
 Located = tuple[Region, Lanes] | None
@@ -99,7 +99,7 @@ class Memory:
             if bad.any():
                 at = int(np.argmax(bad))
                 if space not in self.spaces and kind == "out of bounds":
-                    region = self.memory.near(int(address[at]) + offset)
+                    region = nearest(self.memory, int(address[at]) + offset)
                     relative = address - np.uint64(((region.base if region else 0) - offset) % (1 << 64))
                 message = describe(kind, self.code[i].opcode, region, int(relative[at]), width)
                 raise self.fail(kind, i, at if lanes is None else int(lanes[at]), message)

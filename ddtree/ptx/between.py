@@ -130,7 +130,7 @@ class LaunchRaces:
         """The detector of blocks that run side by side, with so many places of shared memory, and their bytes."""
         return BetweenBlocks(self, geometry, places, granule)
 
-
+# %% ../notebooks/04l_ptx_between.ipynb #3aa186f6
 class BetweenBlocks(RaceDetector):
     """Watches shared memory and the bound arrays that may be written."""
 

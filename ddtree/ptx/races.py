@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INSTRUCTION_BITS', 'LANE_BITS', 'TIME_BITS', 'Ordered', 'AnyShadow', 'SyncClocks', 'PartialClocks', 'Moment',
-           'StampClocks', 'Shadow', 'AccessLog', 'ExactShadow', 'RaceDetector']
+           'StampClocks', 'Shadow', 'AccessLog', 'ExactShadow', 'BlockClocks', 'RaceDetector']
 
 # %% ../notebooks/04e_ptx_races.ipynb #0c913245
 from collections.abc import Callable, Sequence
@@ -274,7 +274,33 @@ class ExactShadow:
 AnyShadow = Shadow | ExactShadow
 
 # %% ../notebooks/04e_ptx_races.ipynb #ec1bf399
-class RaceDetector(StampClocks):
+class BlockClocks(StampClocks):
+    """Orders accesses to places that several blocks see, too."""
+
+    def earlier_between(self, old: Lanes, now: Moment) -> Lanes | None:
+        """`earlier` for places that several blocks see; barriers order nothing between blocks."""
+        if not old.any():
+            return None
+        apart = self._apart(old >> INSTRUCTION_BITS & _LANE, now.lanes + self.before)
+        if not apart.any():
+            return self.earlier(old, now)
+        known = self.earlier(np.where(apart, 0, old), now)
+        return ~apart if known is None else known & ~apart
+
+    def ordered_between(self, old: Lanes, new: Lanes) -> Lanes:
+        """`ordered` for places that several blocks see."""
+        apart = self._apart(old[:, 0], new[:, 0])
+        if not apart.any():
+            return self.ordered(old, new)
+        return self.ordered(np.where(apart[:, None], np.int32(0), old), new) & ~apart
+
+    def _apart(self, old: Lanes, new: Lanes) -> Lanes:
+        """Whether the old number of a lane is one of another block than the new one's."""
+        threads = self.geometry.threads
+        return np.asarray((old > 0) & ((old - 1) // threads != (new - 1) // threads))
+
+# %% ../notebooks/04e_ptx_races.ipynb #ca72e168
+class RaceDetector(BlockClocks):
     """Finds two accesses to one place, at least one a write, that no barrier orders.
 
     Atomics and strong accesses do not race with each other, but with plain ones. Stores of one value by one instruction
@@ -315,28 +341,6 @@ class RaceDetector(StampClocks):
         rows = self.now.take(lanes, axis=0)
         rows[:, 1] = instruction
         return rows, self.ordered_between if between else self.ordered
-
-    def earlier_between(self, old: Lanes, now: Moment) -> Lanes | None:
-        """`earlier` for places that several blocks see; barriers order nothing between blocks."""
-        if not old.any():
-            return None
-        apart = self._apart(old >> INSTRUCTION_BITS & _LANE, now.lanes + self.before)
-        if not apart.any():
-            return self.earlier(old, now)
-        known = self.earlier(np.where(apart, 0, old), now)
-        return ~apart if known is None else known & ~apart
-
-    def ordered_between(self, old: Lanes, new: Lanes) -> Lanes:
-        """`ordered` for places that several blocks see."""
-        apart = self._apart(old[:, 0], new[:, 0])
-        if not apart.any():
-            return self.ordered(old, new)
-        return self.ordered(np.where(apart[:, None], np.int32(0), old), new) & ~apart
-
-    def _apart(self, old: Lanes, new: Lanes) -> Lanes:
-        """Whether the old number of a lane is one of another block than the new one's."""
-        threads = self.geometry.threads
-        return np.asarray((old > 0) & ((old - 1) // threads != (new - 1) // threads))
 
     def crossed(self, places: Lanes, lanes: Lanes, shadow: AnyShadow | None = None) -> Lanes | None:
         """Lanes of one store whose place another warp wrote in the same step; None if no two lanes wrote one place."""
