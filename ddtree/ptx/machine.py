@@ -108,7 +108,8 @@ class Machine:
             self.flow.go(number, lanes, value)
             wide += lanes.size
             if schedule.turn + (wide >> 12) + memory.rounds >= self.max_steps:
-                raise self.endless(number, lanes)
+                message, step = endless_message(self.name, self.max_steps), self.program.steps[number]
+                raise memory.fail("endless", step.first, int(lanes[0]), message)
         assert schedule.live.ended == self.geometry.lanes
 
     def code(self, number: int, some: bool) -> Callable[..., Any]:
@@ -125,11 +126,6 @@ class Machine:
         lanes = self.geometry.all if lanes is None else lanes
         warp = self.geometry.warp[lanes]
         return np.asarray(warp_masks(warp, self.geometry.lane[lanes], self.geometry.warps).astype("u4")[warp])
-
-    def endless(self, number: int, lanes: Lanes) -> PtxError:
-        """The error of a launch that does not end."""
-        message, step = endless_message(self.name, self.max_steps), self.program.steps[number]
-        return self.memory.fail("endless", step.first, int(lanes[0]), message)
 
     def tally(self) -> Tally:
         """What was counted: runs, lanes and warps of each step, and the rest by name."""
