@@ -130,16 +130,16 @@ class StampClocks(PartialClocks):
     def moment(self, lanes: Lanes, instruction: int) -> Moment:
         """What lanes that run an instruction now leave behind."""
         here = (self.turn << LANE_BITS) + self.before << INSTRUCTION_BITS
-        since = int(self.met[0].take(lanes).min()) << LANE_BITS + INSTRUCTION_BITS
+        since = int(np.minimum.reduce(self.met[0].take(lanes))) << LANE_BITS + INSTRUCTION_BITS
         return Moment((lanes << INSTRUCTION_BITS) + (here + instruction), lanes, since)
 
     def earlier(self, old: Lanes, now: Moment) -> Lanes | None:
         """Whether old stamps surely came before, or were nobody's; None if all did."""
-        if int(old.max()) < now.since:
+        if np.maximum.reduce(old) < now.since:
             return None
         lane, time, lanes = (old >> INSTRUCTION_BITS) & _LANE, old >> LANE_BITS + INSTRUCTION_BITS, now.lanes
         known = np.asarray((lane == lanes + self.before) | (time < self.met[0].take(lanes)))
-        if known.all():
+        if np.logical_and.reduce(known):
             return None
         warp = self.geometry.warp
         same = warp.take(np.maximum(lane - self.before, 0)) == warp.take(lanes)
