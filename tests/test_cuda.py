@@ -1,6 +1,7 @@
 """ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
 
 import ctypes
+import gc
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Annotated, Any
@@ -45,6 +47,7 @@ from ddtree.cuda import (
     max_or_nan,
     parse_contract,
     parse_parameter,
+    ptx_device,
     source,
     store,
     watch_launches,
@@ -769,16 +772,15 @@ def test_an_array_and_a_read_only_view_of_it(device, which):
 
 
 def test_a_piece_outlives_its_array_and_stays_watched(device):
-    before = len(device.memory._regions)
     x = device.empty(64, np.float32)
-    piece = x[:32]
+    piece, watched = x[:32], weakref.ref(ptx_device._watched(x))
     del x
     with pytest.raises(PtxError, match="uninitialised read"):
         scale_kernel(piece, 1.0, numbers(32), device=device)
     scale_kernel(numbers(32), 1.0, piece, device=device)
     scale_kernel(piece, 1.0, numbers(32), device=device)
     del piece
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_what_numpy_writes_is_written(device):
@@ -803,13 +805,16 @@ def test_memory_is_watched_across_launches(device):
         scale_kernel(y, 1.0, x, device=device)
 
 
-def test_memory_is_released(device):
-    before = len(device.memory._regions)
-    x = device.empty(64, np.float32)
+def test_a_device_keeps_no_array_and_no_array_keeps_its_device():
+    device = PtxDevice()
+    x, alive = device.empty(64, np.float32), weakref.ref(device)
     scale_kernel(numbers(64), 1.0, x, device=device)
-    assert len(device.memory._regions) == before + 1
+    watched = weakref.ref(ptx_device._watched(x))
+    del device
+    gc.collect()
+    assert alive() is None
     del x
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_a_prepared_launch_runs_again_on_what_the_arrays_hold(device):
@@ -919,6 +924,15 @@ def launched(monkeypatch) -> list[Any]:
     device._kernels, device._loading = {scale_kernel: (types.SimpleNamespace(handle=0xF), 0)}, threading.Lock()
     device.arch, device.max_shared = "sm_90", 232_448
     return [device, launches]
+
+
+def test_threads_load_a_kernel_once(launched, monkeypatch):
+    device, loads, loaded = launched[0], [], types.SimpleNamespace(handle=0xF)
+    device._kernels, device._here = {}, lambda: None
+    monkeypatch.setattr(gpu_device, "_load_kernel", lambda kernel, device: (loads.append(kernel) or loaded, 0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: scale_kernel(OnGpu(), 2.0, OnGpu(), device=device), range(24)))
+    assert len(loads) == 1
 
 
 def test_the_gpu_gets_the_words_of_the_abi(launched):

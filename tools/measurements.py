@@ -227,7 +227,10 @@ def first_lines(record: dict[str, Any]) -> str:
 
 
 def readme_lines() -> str:
-    """Five lines for the README."""
+    """Six lines for the README."""
+    robust = read("ptx_faults")
+    faults, correct, threads, strays = (robust[name] for name in ("faults", "correct", "threads", "strays"))
+    found = sum(row["found"] for row in faults)
     tree, decoding = read("tree_h200"), read("cpu_decoding")
     one, peaked = ([pipeline(tree, logits, budget) for budget in BUDGETS] for logits in (ONE, PEAKED))
     torch = next(row["us"]["median"] for row in rows(tree, group="torch in a graph", logits=ONE, budget=64))
@@ -249,6 +252,9 @@ def readme_lines() -> str:
 - Outside a graph a call costs {host:.0f} µs of the host's time. {first_lines(first)}
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
+- The PTX machine finds {found} of {len(faults)} planted races and flags {len(correct["flagged"])} of
+  {correct["kernels"]} correct kernels; {threads["wrong"]} of {threads["launches"]:,} launches by {threads["threads"]}
+  threads on one device go wrong; {strays["caught"]:,} of {strays["offsets"]:,} stray pointers are caught.
 """
 
 

@@ -6,6 +6,7 @@
 __all__ = ['Kinds', 'Launched', 'is_watched', 'watch_launches', 'Run', 'Launch', 'Library', 'DeviceArrays', 'Device']
 
 # %% ../notebooks/06i_cuda_device.ipynb #fb376d7d
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,23 +31,30 @@ class Launched(NamedTuple):
     counters: Counters | None
 
 
-_WATCHERS: list[list[Launched]] = []
+class _Watching(threading.local):
+    """The lists of those who watch the launches of a thread."""
+
+    lists: tuple[list[Launched], ...] = ()
+
+
+_WATCHING = _Watching()
 
 
 def is_watched() -> bool:
     """Whether somebody watches, so that launches must run one by one."""
-    return bool(_WATCHERS)
+    return bool(_WATCHING.lists)
 
 
 @contextmanager
 def watch_launches() -> Iterator[list[Launched]]:
-    """Collect the launches of the `with` block in a list, also those inside the functions it calls."""
+    """Collect the launches of the `with` block in a list, also those inside the functions it calls, of this thread."""
     seen: list[Launched] = []
-    _WATCHERS.append(seen)
+    before = _WATCHING.lists
+    _WATCHING.lists = (*before, seen)
     try:
         yield seen
     finally:
-        _WATCHERS.remove(seen)
+        _WATCHING.lists = before
 
 # %% ../notebooks/06i_cuda_device.ipynb #5024efd6
 class Run(ABC):
@@ -86,7 +94,7 @@ class Launch:
         else the default one. There it can also be a handle, an int, or an object with `__cuda_stream__`.
         """
         counters = self.run(stream) if all(self.grid) else None
-        for seen in _WATCHERS:
+        for seen in _WATCHING.lists:
             seen.append(Launched(self.kernel.name, self.grid, self.kernel.rule.block, self.shared, counters))
         return counters
 

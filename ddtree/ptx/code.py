@@ -61,6 +61,7 @@ class BlockCode:
             "ld": memory.load, "ldu": memory.load, "st": memory.store, "atom": memory.atomic, "red": memory.reduce,
             "mma": tiles.product, "ldmatrix": tiles.load_matrix, "stmatrix": tiles.store_matrix,
             "movmatrix": tiles.move_matrix, "cp": tiles.copy,
+            "membar": memory.fence, "fence": memory.fence,
         }  # fmt: skip
 
     def instruction(self, instruction: Instruction) -> None:

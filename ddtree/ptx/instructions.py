@@ -182,6 +182,11 @@ class MemoryCoder:
         wanted = target != "_" and self._wanted(str(target))
         self.operands.write(target, self.sheet.emit(f"M.atomic({arguments}, {wanted}, {names})", access.dtype))
 
+    def fence(self, instruction: Instruction) -> None:
+        """membar, fence: tell the race detector."""
+        wide = not {"cta"} & set(instruction.opcode.split("."))
+        self.sheet.lines.append(f"M.fence({'L' if self.sheet.some else 'None'}, {wide})")
+
     def reduce(self, instruction: Instruction) -> None:
         """red: an atomic without a result."""
         where, *others = instruction.operands
