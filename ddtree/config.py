@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .checkpoint import CheckpointError, take, take_size
+from .checkpoint import CheckpointError, shown, take, take_size
 from .layers import Divisors, Llama3, Rope, Yarn
 from .moe import Routing
 
@@ -26,7 +26,7 @@ def refuse(config: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]]) 
     for key, values in supported.items():
         if config.get(key) is not None and config[key] not in values:
             allowed = ", ".join(repr(value) for value in values)
-            raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported; allowed: {allowed}")
+            raise CheckpointError(f"config.json: {key} = {shown(config[key])} is not supported; allowed: {allowed}")
 
 
 def optional(config: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
@@ -105,12 +105,12 @@ def rope_block(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     block = {key: value for key, value in rope.items() if value is not None}
     if any(isinstance(value, dict) for value in block.values()):
-        raise CheckpointError(f"config.json: {where} {rope!r} is not supported; one set for all layers is")
+        raise CheckpointError(f"config.json: {where} {shown(rope)} is not supported; one set for all layers is")
     kind = block.setdefault("rope_type", block.get("type", "default"))
     refuse(block, {"rope_type": tuple(_ROPE_KEYS), "type": (kind,), "partial_rotary_factor": (1,)})
     if unknown := [key for key in block if key not in _ROPE_KEYS[kind]]:
         raise CheckpointError(
-            f"config.json: {where}.{unknown[0]} = {block[unknown[0]]!r} is not supported; for {kind!r} "
+            f"config.json: {where}.{unknown[0]} = {shown(block[unknown[0]])} is not supported; for {kind!r} "
             f"these are: {', '.join(_ROPE_KEYS[kind])}"
         )
     return block
@@ -213,8 +213,8 @@ def read_windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ..
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if len(kinds) != layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         raise CheckpointError(
-            f"config.json: layer_types {kinds!r} is not supported; it lists 'full_attention' or 'sliding_attention' "
-            f"for each of {layers} layers"
+            f"config.json: layer_types {shown(kinds)} is not supported; it lists 'full_attention' or "
+            f"'sliding_attention' for each of {layers} layers"
         )
     if "sliding_attention" not in kinds:
         return ()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['F32', 'I64', 'Stop', 'LARGEST_BUDGET', 'root_only', 'best_tree', 'Round', 'Text', 'decode', 'Result', 'run_to_end',
-           'check_request', 'EngineFiles', 'check_engine', 'Engine']
+           'check_request', 'EngineFiles', 'check_device', 'check_engine', 'Engine']
 
 # %% ../notebooks/27_engine.ipynb #b694414d
 import time
@@ -209,6 +209,12 @@ class EngineFiles:
         return Engine(target, Drafter.read(self.drafter, target, progress=progress) if self.drafter else None)
 
 
+def check_device(device: str) -> None:
+    """Raise ValueError unless the engine runs on that device."""
+    if device != "cpu":
+        raise ValueError(f"device is {device!r}; this engine runs on 'cpu'")
+
+
 def check_engine(target_dir: str | Path, draft_dir: str | Path | None = None) -> EngineFiles:
     """Check a target's folder or GGUF file and a drafter's folder. Raises CheckpointError if they do not fit."""
     target = check_model(target_dir)
@@ -235,8 +241,7 @@ class Engine:
 
         Raises CheckpointError if a folder cannot be used, ValueError for another device.
         """
-        if device != "cpu":
-            raise ValueError(f"device is {device!r}; this engine runs on 'cpu'")
+        check_device(device)
         return check_engine(target_dir, draft_dir).read(progress)
 
     def generate(

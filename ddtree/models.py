@@ -22,6 +22,7 @@ from ddtree.checkpoint import (
     catalogue,
     check_counts,
     find_weights,
+    is_drafter,
     load_config,
     load_weights,
     plain_name,
@@ -127,6 +128,8 @@ def find_model_weights(path: str | Path, config: ModelConfig) -> ModelFiles:
 def check_model(path: str | Path) -> ModelFiles:
     """Check a target by its config and by the names and shapes of its tensors. Raises CheckpointError."""
     raw = load_config(path)
+    if is_drafter(raw):
+        raise CheckpointError(f"{path} is a DFlash drafter; give the model it was trained for as the target")
     try:
         config = read_config(raw)
     except CheckpointError as error:
