@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .checkpoint import CheckpointError, shown, take, take_size
+from .checkpoint import CheckpointError, shown, take, take_positive, take_size
 from .layers import Divisors, Llama3, Rope, Yarn
 from .moe import Routing
 
@@ -133,16 +133,18 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def read_rope(config: Mapping[str, Any], dim: int, interleaved: bool = False) -> Rope:
     """The rotary positions of a config. dim: values turned per head. Raises CheckpointError for others."""
     keys = rope_keys(config)
-    theta = take(keys, "rope_theta", float, 10_000.0)
+    theta = take_positive(keys, "rope_theta", 10_000.0)
     if keys["rope_type"] == "default":
         divisors = config.get("rope_divisors")  # of a GGUF file
         return Rope(dim, theta, divisors if isinstance(divisors, Divisors) else None, interleaved=interleaved)
-    factor = take(keys, "factor", float)
+    factor = take_positive(keys, "factor")
     original = take_size(keys, "original_max_position_embeddings", config.get("max_position_embeddings"))
     if keys["rope_type"] == "llama3":
-        low, high = take(keys, "low_freq_factor", float), take(keys, "high_freq_factor", float)
+        low, high = take_positive(keys, "low_freq_factor"), take_positive(keys, "high_freq_factor")
+        if not low < high:
+            raise CheckpointError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
         return Rope(dim, theta, Llama3(factor, low, high, original), interleaved=interleaved)
-    betas = take(keys, "beta_fast", float, 32.0), take(keys, "beta_slow", float, 1.0)
+    betas = take_positive(keys, "beta_fast", 32.0), take_positive(keys, "beta_slow", 1.0)
     mscale, all_dim = take(keys, "mscale", float, 0.0), take(keys, "mscale_all_dim", float, 0.0)
     grown = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if mscale and all_dim else yarn_mscale(factor, 1)
     scaling = Yarn(factor, original, *betas, truncate=take(keys, "truncate", bool, True))
@@ -246,7 +248,7 @@ def read_common(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: take_size(config, key) for key in sizes},
         "num_hidden_layers": take_size(config, "num_hidden_layers", most=MOST_LAYERS),
-        "rms_norm_eps": take(config, "rms_norm_eps", float),
+        "rms_norm_eps": take_positive(config, "rms_norm_eps"),
         "max_position_embeddings": take_size(config, "max_position_embeddings"),
         "tie_word_embeddings": tied,
         "eos_token_ids": read_end_tokens(config, take_size(config, "vocab_size")),

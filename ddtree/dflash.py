@@ -143,6 +143,7 @@ class Drafter:
         layers = self.config.layers
         return KVCache(layers.num_hidden_layers, layers.num_key_value_heads, 2 * layers.head_dim)
 
+    @np.errstate(all="ignore")
     def draft(self, bonus: int, features: F32, cache: KVCache) -> F32:
         """Predict the positions after the bonus token; commits `features` to `cache`.
 

@@ -185,7 +185,7 @@ def check_request(
     vocabulary, limit = target.config.vocab_size, target.config.max_position_embeddings
     if (bad := prompt[(prompt < 0) | (prompt >= vocabulary)]).size:
         raise ValueError(f"token id {bad[0]} is outside the vocabulary of {vocabulary}")
-    if prompt.size + max_new_tokens > limit:
+    if prompt.size + int(max_new_tokens) > limit:
         raise ValueError(
             f"{prompt.size} prompt tokens + {max_new_tokens} new ones exceed the model's {limit} positions"
         )

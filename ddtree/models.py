@@ -317,15 +317,16 @@ class Model:
 
     def embed(self, tokens: Sequence[int] | I64) -> F32:
         """Embedding rows (n, H) of token ids. Raises ValueError for an id outside the vocabulary."""
-        ids = np.asarray(tokens, dtype=np.int64)
-        if bad := [int(i) for i in ids if not 0 <= i < self.config.vocab_size]:
+        if bad := [int(i) for i in tokens if not 0 <= i < self.config.vocab_size]:
             raise ValueError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}")
-        return self._embedding[ids]
+        return self._embedding[np.asarray(tokens, dtype=np.int64)]
 
+    @np.errstate(all="ignore")
     def head(self, x: F32) -> F32:
         """Logits (n, V) of rows that are already normed. x: (n, H) float32."""
         return linear(x, self._head)
 
+    @np.errstate(all="ignore")
     def forward(
         self,
         tokens: Sequence[int] | I64,

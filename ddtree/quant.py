@@ -54,6 +54,7 @@ class PackedInt4:
         """Bytes in memory, scales included."""
         return self.packed.nbytes + self.scale.nbytes
 
+    @np.errstate(all="ignore")
     def dequantise(self) -> F32:
         """The weights as float32 (N, K), exactly; nothing is kept."""
         rows, columns = self.shape
@@ -64,6 +65,7 @@ class PackedInt4:
         return np.ascontiguousarray(levels[:, :columns])
 
 # %% ../notebooks/22h_quant.ipynb #dab0348b
+@np.errstate(all="ignore")
 def pack_weight(weight: F32) -> PackedInt4:
     """Round a weight matrix to four bits, each group's largest magnitude to ±7. weight: (N, K) float32, finite.
 

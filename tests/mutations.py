@@ -329,13 +329,11 @@ def change_one(folder, seed):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case. kind: "read" or "line"; text: the line; weights: whether a weight was read; config: the
-    target's, if it was read."""
+    """What became of a case. kind: "read" or "line"; text: the line; weights: whether a weight was read."""
 
     kind: str
     text: str
     weights: bool
-    config: object = None
 
 
 def outcome(case):
@@ -354,10 +352,16 @@ def outcome(case):
         text = chat.render([{"role": "user", "content": "x"}]) if chat else "x"
         tokenizer.encode(text)
         engine = files.read()
-        budget = 3 if engine.drafter else 0
-        engine.generate([1, 2], min(2, max(1, engine.target.config.max_position_embeddings - 2)), budget)
-        return Outcome("read", "", bool(reads), files.target.config)
+        if files.target.config.max_position_embeddings >= 3 and files.target.config.vocab_size >= 3:
+            engine.generate([1, 2], 1, 3 if engine.drafter else 0)
+        return Outcome("read", "", bool(reads))
     except CheckpointError as error:
         return Outcome("line", str(error), bool(reads))
+    except ValueError as error:
+        if "its weights are damaged" not in str(
+            error
+        ):  # numbers that are no weights cannot be told without reading them
+            raise
+        return Outcome("read", str(error), True)
     finally:
         checkpoint.read_tensors = original

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ..batch import check_kind
 from ..build import Trees, build_trees, empty_trees
 from ..cuda import Device, GpuArray, cdiv, current_device
 from .reference import REFUSED as REFUSED
 from .reference import Draft as Draft
 from .reference import adjust_ref as adjust_ref
 from .reference import batch_shape as batch_shape
+from .reference import check_budget as check_budget
 from .reference import count_candidates as count_candidates
 from .reference import draft_tree_ref as draft_tree_ref
 from .reference import each_request as each_request
@@ -33,6 +35,7 @@ def empty_draft(shape: Sequence[int], places: int, device: Device | None = None)
 
     shape: of the logits, (L, V) or (R, L, V). places: N, the largest budget and one more for the root.
     """
+    check_kind("device", device, Device, "empty_draft", "PtxDevice()")
     device = device or current_device()
     *requests, positions, vocabulary = shape
     batch = (*(requests or [1]), positions, vocabulary)
@@ -47,7 +50,7 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
             raise ValueError("draft_tree: budget is on the GPU, its maximum unknown; pass out=empty_draft(shape, N)")
         return int(out.trees.tokens.shape[1])
     each_request(budget, "budget", requests)
-    places = int(np.max(budget, initial=0)) + 1
+    places = check_budget(budget, requests) + 1
     if out is not None and places > out.trees.tokens.shape[1]:
         raise ValueError(
             f"draft_tree: a budget is {places - 1} and out has {out.trees.tokens.shape[1]} places; it takes one more "
@@ -58,8 +61,9 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
 
 def _fitting(out: Draft, shape: tuple[int, int, int]) -> Draft:
     """`out`; raises ValueError if it was made for logits of another shape."""
-    rows, work = tuple(out.top.ids.shape[:-1]), out.top.work
-    if work is None or rows != shape[:2] or work[0].shape[-1] != cdiv(shape[2], SPAN):
+    *rows, k = out.top.ids.shape
+    work, fits = out.top.work, count_candidates(int(out.trees.tokens.shape[1]) - 1, shape[2])
+    if work is None or (*rows, k) != (*shape[:2], fits) or work[0].shape[-1] != cdiv(shape[2], SPAN):
         raise ValueError(f"draft_tree: out was not made for logits {list(shape)}; make it with empty_draft(shape, N)")
     return out
 
@@ -116,6 +120,8 @@ def draft_tree(
     request has a negative count of nodes and a layout of its root alone. Longer than 40 lines because of its arguments.
     """
     shape = batch_shape(logits)
+    check_kind("device", device, Device, "draft_tree", "PtxDevice()")
+    check_kind("out", out, Draft, "draft_tree", "empty_draft(shape, N)")
     options = {"temperature": temperature, "bias": bias, "allowed": allowed}
     limits = {"max_depth": max_depth, "min_log_prob": min_log_prob, "chain_length": chain_length, "costs": costs}
     if isinstance(logits, np.ndarray) and device is None and stream is None and out is None:
