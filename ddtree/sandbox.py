@@ -90,7 +90,8 @@ def weigh_call(name: str, values: tuple[Any, ...]) -> int:
     """About how many characters a method or filter makes of its subject, the first of `values`, and its arguments."""
     if name == "replace" and len(values) > 2 and all(isinstance(value, str) for value in values[:3]):
         text, old, new = values[:3]
-        return len(text) + text.count(old) * len(new)
+        replaced: int = len(text) + text.count(old) * len(new)
+        return replaced
     known = sum(weigh(value) for value in values) if name in _AS_TEXT else 0
     if name == "join":
         return known + known // 8 * max(len(value) for value in (*values, "") if isinstance(value, str))

@@ -1,12 +1,8 @@
 """One hypothesis profile for all tests: the same examples on every run. `make test DEEP=1` draws ten times as many."""
 
-import os
-
 import hypothesis
 
-from deep import deepen
-
-DEEP = bool(os.environ.get("DDTREE_DEEP"))
+from deep import DEEP, deepen
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("deep", derandomize=False, deadline=None, print_blob=True)

@@ -1,7 +1,10 @@
 """More generated cases for `make test DEEP=1`."""
 
+import os
+
 import hypothesis
 
+DEEP = bool(os.environ.get("DDTREE_DEEP"))
 DEEPER = 10  # times as many examples
 
 

@@ -1,7 +1,7 @@
 """Models with one change: each is read, or is refused in a clear error before a weight is read."""
 
 import pytest
-from conftest import DEEP
+from deep import DEEP
 from mutations import READERS, change_one, outcome
 
 CASES = 2000 if DEEP else 20 * len(READERS)

@@ -119,7 +119,7 @@ print(peak() - before)
 ATOMS = st.sampled_from(["x", "m", "xs", "'ab'", "3", "-1", "0", "2.5", "none", "d", "d.k", "xs[0]", "nope", "9999"])
 FILTERS = st.sampled_from(["|length", "|upper", "|join(', ')", "|list", "|first", "|tojson", "|replace('a', 'b')",
                            "|int", "|trim", "|default('z')", "|string", "|reverse|list", "|map('string')|join",
-                           "|center(9)", "|sort", "|batch(2)|list", "|indent(2)", "|format(1)", "|sum", "|e"])  # fmt: skip
+                           "|center(9)", "|sort", "|batch(2)|list", "|indent(2)", "|format(1)", "|sum"])  # fmt: skip
 OPERATORS = st.sampled_from([" + ", " ~ ", " * ", " - ", " % ", " ** ", " == ", " in ", " and ", " // "])
 
 

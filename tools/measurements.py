@@ -155,12 +155,20 @@ def decoding_section(record: dict[str, Any]) -> str:
     )
 
 
+def mutation_section(record: dict[str, Any]) -> str:
+    """What became of changed models, by what was changed."""
+    names = ["tried", "read", "clear line", "escapes", "weights read in vain"]
+    return table(
+        ["changed", *names], [[row["reader"], *(f"{row[name]:,}" for name in names)] for row in record["rows"]]
+    )
+
+
 TOP = """# Measurements
 
 Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
 command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
 """
-SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding"
+SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding", "mutations"
 FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
 
 
@@ -174,6 +182,7 @@ def page() -> str:
     parts.append(f"## The first call, every call, a call in a graph\n\n{where(first)}\n\n{first_call_section(first)}")
     parts.append(f"## Registers of the second top-k kernel\n\n{where(texts)}\n\n{text_section(texts)}")
     parts.append(f"## Decoding on a CPU\n\n{where(decoding)}\n\n{decoding_section(decoding)}")
+    parts.append(f"## Models with one change\n\n{where(read('mutations'))}\n\n{mutation_section(read('mutations'))}")
     others = sorted(path for path in RECORDS.glob("*.json") if path.stem not in SHOWN)
     listed = [f"- [{path.name}]({path.name}): {where(read(path.stem))}" for path in others]
     return "\n".join([*parts, "## The other records\n", *listed]) + "\n"
@@ -204,7 +213,7 @@ def chart() -> str:
 
 
 def readme_lines() -> str:
-    """Five lines for the README."""
+    """The lines for the README."""
     tree, decoding = read("tree_h200"), read("cpu_decoding")
     one, peaked = ([pipeline(tree, logits, budget) for budget in BUDGETS] for logits in (ONE, PEAKED))
     torch = next(row["us"]["median"] for row in rows(tree, group="torch in a graph", logits=ONE, budget=64))
@@ -217,6 +226,9 @@ def readme_lines() -> str:
     def joined(values: list[float]) -> str:
         return " / ".join(f"{value:.1f}" for value in values)
 
+    changed = read("mutations")
+    refused = sum(row["clear line"] for row in changed["rows"])
+    escaped, vain = (sum(row[key] for row in changed["rows"]) for key in ("escapes", "weights read in vain"))
     floor, slow = rows(tree, group="pipeline")[0]["floor_us"], best["tokens_per_second"]["median"]
     return f"""\
 - One request's logits to a laid-out tree on an H200, in one graph, budgets 16 / 64 / 256 / 1,024: **{joined(one)} µs**;
@@ -227,6 +239,8 @@ def readme_lines() -> str:
   takes {kept["first_call_s"]:.1f} s with kept kernels, {compiled["first_call_s"]:.0f} s when it compiles them.
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
+- Of {changed["cases"]:,} models with one change in a file, {refused:,} were refused in a clear line and the others read;
+  {escaped} ended in another error, {vain} after weights were read in vain; peak memory {changed["peak_mib"]} MiB.
 """
 
 
