@@ -1,8 +1,9 @@
 """Models with one change: each is read, or is refused in a clear error before a weight is read."""
 
 import pytest
-from deep import DEEP
 from mutations import READERS, change_one, outcome
+
+from deep import DEEP
 
 CASES = 2000 if DEEP else 20 * len(READERS)
 

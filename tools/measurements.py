@@ -157,7 +157,7 @@ def decoding_section(record: dict[str, Any]) -> str:
 
 def mutation_section(record: dict[str, Any]) -> str:
     """What became of changed models, by what was changed."""
-    names = ["tried", "read", "clear line", "escapes", "weights read in vain"]
+    names = ["tried", "read", "clear line", "told by its numbers", "escapes", "weights read in vain"]
     return table(
         ["changed", *names], [[row["reader"], *(f"{row[name]:,}" for name in names)] for row in record["rows"]]
     )
@@ -227,8 +227,8 @@ def readme_lines() -> str:
         return " / ".join(f"{value:.1f}" for value in values)
 
     changed = read("mutations")
-    refused = sum(row["clear line"] for row in changed["rows"])
-    escaped, vain = (sum(row[key] for row in changed["rows"]) for key in ("escapes", "weights read in vain"))
+    keys = "clear line", "told by its numbers", "escapes"
+    refused, told, escaped = (sum(row[key] for row in changed["rows"]) for key in keys)
     floor, slow = rows(tree, group="pipeline")[0]["floor_us"], best["tokens_per_second"]["median"]
     return f"""\
 - One request's logits to a laid-out tree on an H200, in one graph, budgets 16 / 64 / 256 / 1,024: **{joined(one)} µs**;
@@ -239,8 +239,8 @@ def readme_lines() -> str:
   takes {kept["first_call_s"]:.1f} s with kept kernels, {compiled["first_call_s"]:.0f} s when it compiles them.
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
-- Of {changed["cases"]:,} models with one change in a file, {refused:,} were refused in a clear line and the others read;
-  {escaped} ended in another error, {vain} after weights were read in vain; peak memory {changed["peak_mib"]} MiB.
+- Of {changed["cases"]:,} models with one change in a file {refused:,} were refused in a clear line before a weight was read,
+  {told} when their weights gave no number, {escaped} in any other way; the others ran. Peak memory: {changed["peak_mib"]} MiB.
 """
 
 

@@ -37,9 +37,10 @@ def run(cases: int) -> dict[str, object]:
                 escapes.append({"seed": seed, "change": case.change, "error": f"{type(error).__name__}: {error}"[:200]})
                 continue
             slowest = max(slowest, time.perf_counter() - start)
-            counts[case.reader]["read" if result.kind == "read" else "clear line"] += 1
+            told = "told by its numbers" if result.text else "read"  # a logit that is no number is told as well
+            counts[case.reader][told if result.kind == "read" else "clear line"] += 1
             counts[case.reader]["weights read in vain"] += result.kind == "line" and result.weights
-    names = ("tried", "read", "clear line", "escapes", "weights read in vain")
+    names = ("tried", "read", "clear line", "told by its numbers", "escapes", "weights read in vain")
     rows = [{"reader": reader, **{name: found[name] for name in names}} for reader, found in counts.items()]
     return {"cases": cases, "rows": rows, "escapes": escapes, "slowest_s": round(slowest, 1)}
 
