@@ -227,7 +227,7 @@ def readme_lines() -> str:
         return " / ".join(f"{value:.1f}" for value in values)
 
     changed = read("mutations")
-    keys = "clear line", "told by its numbers", "escapes"
+    peak, keys = changed["peak_mib"], ("clear line", "told by its numbers", "escapes")
     refused, told, escaped = (sum(row[key] for row in changed["rows"]) for key in keys)
     floor, slow = rows(tree, group="pipeline")[0]["floor_us"], best["tokens_per_second"]["median"]
     return f"""\
@@ -239,8 +239,8 @@ def readme_lines() -> str:
   takes {kept["first_call_s"]:.1f} s with kept kernels, {compiled["first_call_s"]:.0f} s when it compiles them.
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
-- Of {changed["cases"]:,} models with one change in a file {refused:,} were refused in a clear line before a weight was read,
-  {told} when their weights gave no number, {escaped} in any other way; the others ran. Peak memory: {changed["peak_mib"]} MiB.
+- Of {changed["cases"]:,} models with one change in a file {refused:,} were refused in a clear line, no weight read;
+  {told} were when their weights gave no number; {escaped} ended in another error; the others ran. Peak: {peak} MiB.
 """
 
 
