@@ -296,6 +296,7 @@ READERS = ("config", "drafter config", "tokenizer", "special tokens", "template"
 def change_one(folder, seed):
     """A model in `folder` with one change, drawn by the seed; the reader is seed mod their number."""
     rng, reader = random.Random(seed), READERS[seed % len(READERS)]
+    folder.mkdir(parents=True, exist_ok=True)
     if reader.startswith("GGUF"):
         return Case(reader, edit_gguf(folder / "x.gguf", rng), folder / "x.gguf", None)
     found = build(folder, rng, reader == "drafter config")
