@@ -109,6 +109,7 @@ def draft_tree(
     or one a request; on a GPU (R,) int32, int64 and int64, read there when the kernels run.
     temperature, bias, allowed: as in `top_k`. max_depth, min_log_prob, chain_length, costs: as in `build_trees`.
     K is the largest budget, at most V and 1024: larger budgets give the best tree with 1024 candidates a position.
+    A row with no logit of -2**20 or more has a log_z of 0: its tokens keep their logits as scores, as in `top_k`.
 
     Numpy logits go to `draft_tree_ref`, which needs neither a GPU nor a compiler, unless a device, a stream or `out` is
     given. Anything else goes to the kernels of `device`, `current_device()` when None, with the same bits. From numpy
