@@ -5,19 +5,11 @@
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-import numpy as _numpy
-
 if TYPE_CHECKING:
     from ddtree.draft import draft_tree, empty_draft
 
 __all__ = ["__version__", "draft_tree", "empty_draft"]
 __version__ = "0.1.0"
-
-if tuple(int(part) for part in _numpy.__version__.split(".")[:2]) >= (2, 5):
-    raise ImportError(
-        f"ddtree needs numpy >= 2.2 and < 2.5 but numpy {_numpy.__version__} is installed: numba-cuda 0.30.4, which "
-        "compiles its kernels, does not import with numpy 2.5. Run: python -m pip install 'numpy<2.5'"
-    )
 
 
 def __getattr__(name: str) -> _Any:

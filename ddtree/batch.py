@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cuda import Device
+from .cuda import Device, View
 
 # %% ../notebooks/10c_batch.ipynb #501df6a0
 def whole(values: NDArray[Any], most: int) -> bool:
@@ -66,9 +66,11 @@ def put(
 ) -> tuple[Any, NDArray[Any] | None]:
     """An argument on the device, and in numpy if it was read: (array, array), or (array as it was given, None).
 
-    Arrays on a GPU are kept, and with a stream any array that the device can read. Raises ValueError as `read` does,
-    and for an array that is kept with another shape than (requests,).
+    Views and arrays on a GPU are kept, and with a stream any array that the device can read. Raises ValueError as
+    `read` does, and for an array that is kept with another shape than (requests,).
     """
+    if isinstance(values, View):
+        return values, None
     if hasattr(values, "__cuda_array_interface__") or (stream is not None and device.is_here(values)):
         shape = tuple(getattr(values, "shape", (requests,)))  # what does not say its shape is left to the kernel
         if shape != (requests,):

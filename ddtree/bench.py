@@ -77,7 +77,7 @@ import time
 
 from .build import build_trees, build_trees_one_warp_kernel, empty_trees
 from .cuda import Device, PtxDevice, current_device, watch_launches
-from .draft import draft_tree, empty_draft
+from .draft import DraftPlan, draft_tree
 from .measure import PACKAGES as PACKAGES
 from .measure import blas_name as blas_name
 from .measure import cpu_name as cpu_name
@@ -116,10 +116,11 @@ def draw_rows(kind: str, requests: int, k: int, seed: int = 0) -> tuple[NDArray[
 # %% ../notebooks/38_bench.ipynb #bc03c07f
 def time_pipeline(device: Device, name: str, inputs: Sequence[Any], budget: int) -> list[dict[str, Any]]:
     """Rows of `draft_tree` as a whole and of each of its kernels alone, over inputs of one shape in turn."""
-    drafts = [empty_draft(logits.shape, budget + 1, device) for logits in inputs]
+    dtype = device.view("logits", inputs[0]).dtype
+    plans = [DraftPlan(logits.shape, dtype, budget, device=device) for logits in inputs]  # one each: its places too
     with note_launches(device) as noted:
-        for logits, out in zip(inputs, drafts, strict=True):
-            draft_tree(logits, budget, lengths=LENGTH, out=out, device=device)
+        for logits, plan in zip(inputs, plans, strict=True):
+            plan.run(logits, lengths=LENGTH)
     steps = {"draft_tree": noted}
     for launch in noted:
         steps.setdefault(launch.kernel.name, []).append(launch)
@@ -134,7 +135,7 @@ def time_builder(device: Device, kind: str, rows: Sequence[NDArray[Any]], budget
     out = empty_trees(len(rows[0]), budget + 1, device)
     with note_launches(device) as noted:
         build_trees(log_probs, ids, budget, out=out, device=device)
-    one_warp = build_trees_one_warp_kernel.prepare(*noted[0].arguments, device=device)
+    one_warp = build_trees_one_warp_kernel.prepare(*noted[0].run.values, device=device)
     launches = {"build_trees": noted, one_warp.kernel.name: [one_warp]}
     row = {"group": "builder", "rows": kind, "requests": len(rows[0]), "budget": budget}
     rounds = 20 if budget <= 256 else 5

@@ -6,11 +6,11 @@
 __all__ = ['app', 'notes', 'LARGEST_PROMPT', 'ModelOption', 'TargetOption', 'DraftOption', 'PromptOption', 'FileOption',
            'JsonOption', 'BudgetOption', 'LimitOption', 'StopOption', 'DeviceOption', 'TemperatureOption', 'TopKOption',
            'TopPOption', 'SeedOption', 'CompareOption', 'RawOption', 'TemplateOption', 'bench_app', 'kernels_app',
-           'FolderOption', 'version', 'say', 'fail', 'drop_output', 'said_plainly', 'model_folders', 'check_paths',
-           'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt', 'encode_prompt', 'choose_budget',
-           'summary', 'report', 'run_streaming', 'compare_plain', 'generate', 'run_round', 'tree_figures',
-           'token_label', 'tree', 'peak_memory', 'bench_engine_command', 'bench_tree_command', 'kernels_build',
-           'kernels_check', 'env', 'prepare_outputs', 'main']
+           'FolderOption', 'PackagedOption', 'version', 'say', 'fail', 'drop_output', 'said_plainly', 'model_folders',
+           'check_paths', 'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt', 'encode_prompt',
+           'choose_budget', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate', 'run_round',
+           'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command', 'bench_tree_command',
+           'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env', 'prepare_outputs', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -44,7 +44,7 @@ def say(text: str, style: str = "") -> None:
     """Write a line for people to standard error, as it is: no markup, no wrapping."""
     notes.print(text, style=style, markup=False, soft_wrap=True)
 
-# %% ../notebooks/40_cli.ipynb #be9a56cb
+# %% ../notebooks/40_cli.ipynb #72f18056
 def fail(text: str, status: int) -> typer.Exit:
     """Say what is wrong. Returns the exception that ends the program; what was written but not sent is dropped."""
     say(f"ddtree: {text}", style="red")
@@ -118,10 +118,10 @@ def check_paths(*paths: Path | None) -> None:
 
 # %% ../notebooks/40_cli.ipynb #fcd84e9c
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer
 
 from .chat import load_tokenizer
 from .engine import Engine, EngineFiles, check_engine
+from .tokenizer import TextTokenizer
 
 
 def progress_bar() -> Progress:
@@ -130,7 +130,7 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
-def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, Tokenizer]:
+def open_models(target: Path, draft: Path | None) -> tuple[EngineFiles, TextTokenizer]:
     """Check a target and its drafter, and read the tokenizer. No weight is read."""
     return check_engine(target, draft), load_tokenizer(target)
 
@@ -142,7 +142,7 @@ def read_models(files: EngineFiles) -> Engine:
         return files.read(lambda name: progress.advance(task))
 
 
-def load_engine(target: Path, draft: Path | None) -> tuple[Engine, Tokenizer]:
+def load_engine(target: Path, draft: Path | None) -> tuple[Engine, TextTokenizer]:
     """Load a target, its drafter and its tokenizer: `open_models`, then `read_models`."""
     files, tokenizer = open_models(target, draft)
     return read_models(files), tokenizer
@@ -175,7 +175,7 @@ from .chat import load_chat
 
 
 def encode_prompt(
-    target: Path, tokenizer: Tokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
+    target: Path, tokenizer: TextTokenizer, text: str, raw: bool = False, arguments: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Token ids of a prompt: a user's message in the chat template, or the text itself if there is none or `raw`.
 
@@ -417,7 +417,7 @@ def tree_figures(step: Round) -> dict[str, Any]:
     }
 
 # %% ../notebooks/40_cli.ipynb #b573d28f
-def token_label(tokenizer: Tokenizer) -> Any:
+def token_label(tokenizer: TextTokenizer) -> Any:
     """A function from a token id to its text, special tokens included."""
     return lambda token: tokenizer.decode([int(token)], skip_special_tokens=False)
 
@@ -536,68 +536,94 @@ def bench_tree_command(
             say(results["note"])
 
 # %% ../notebooks/40_cli.ipynb #debdef75
-from .aot import build_kernels, check_kernels
+from .aot import build_kernels, build_packaged, check_kernels, check_packaged
 
 kernels_app = typer.Typer(
     no_args_is_help=True, help="Build the kernels as PTX for programs without Python, and check them."
 )
 app.add_typer(kernels_app, name="kernels")
 FolderOption = Annotated[Path | None, typer.Option(help="Default: kernels for sm_120, else build/kernels/ARCH.")]
+PackagedOption = Annotated[bool, typer.Option("--packaged", help="The texts inside the package instead of a folder.")]
 
 
 @kernels_app.command("build")
 def kernels_build(
     arch: Annotated[str, typer.Option(help="sm_120, sm_100, sm_90 or another that the compiler knows.")] = "sm_120",
     folder: FolderOption = None,
+    packaged: PackagedOption = False,
+    anew: Annotated[bool, typer.Option("--anew", help="With --packaged: also what has not changed.")] = False,
 ) -> None:
-    """Compile every exported kernel to PTX, with a manifest and a C header. Needs the extra `gpu`, but no GPU."""
+    """Compile every exported kernel to PTX, with a manifest and a C header. Needs the extra `dev`, but no GPU."""
     with said_plainly():
+        if packaged:
+            print(*build_packaged(anew), sep="\n")
+            return
         target = folder or Path("kernels" if arch == "sm_120" else f"build/kernels/{arch}")
         for path in build_kernels(arch, target):
             print(path)
 
 
 @kernels_app.command("check")
-def kernels_check(folder: FolderOption = None) -> None:
-    """Compile again and compare byte by byte; exit code 1 and a line for each difference."""
+def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False) -> None:
+    """Compile again and compare byte by byte, or hashes with --packaged; exit code 1 and a line for each difference."""
     with said_plainly():
         target = folder or Path("kernels")
-        if not (target / "manifest.json").exists():
+        if not packaged and not (target / "manifest.json").exists():
             raise ValueError(f"{target} has no manifest.json; run ddtree kernels build, or name its folder")
-        differences = check_kernels(target)
+        differences = check_packaged() if packaged else check_kernels(target)
     for line in differences:
         print(line)
     if differences:
         raise typer.Exit(1)
-    print(f"{target}: as the notebooks say")
+    print(f"{'the package' if packaged else target}: as the notebooks say")
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
+from .cuda import GpuDevice
+from .cuda.kept import cache_folder
 from .measure import PACKAGES, environment
+from .mma import report_rule
+
+
+def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
+    """Whether the tensor cores of the GPU round as recorded, a line for each kind of operands."""
+    try:
+        return report_rule(GpuDevice() if has_gpu else None)
+    except (ImportError, OSError, RuntimeError) as error:
+        return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
+
+
+_COMPILER, _DRIVER = ("numba", "numba-cuda", "cuda-core"), ("cuda-core", "cuda-bindings")
 
 
 @app.command()
 def env(as_json: JsonOption = False) -> None:
     """Print versions, devices and what works here, for a bug report."""
     facts = environment()
-    compiler = all(package in facts["packages"] for package in ("numba", "numba-cuda", "cuda-core"))
+    compiler, driver = (all(p in facts["packages"] for p in wheels) for wheels in (_COMPILER, _DRIVER))
     facts["works"] = {
         "numpy engine": True,
         "PTX machine": True,
+        "kernels on a GPU": driver and bool(facts["gpus"]),
         "kernel compiler": compiler,
-        "kernels on a GPU": compiler and bool(facts["gpus"]),
     }
+    facts["tensor_cores"] = ask_tensor_cores(facts["works"]["kernels on a GPU"])
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(facts | {"kernels_kept_in": str(cache_folder() or "")}))
         return
     for key in ("ddtree", "python", "platform", "cpu", "blas"):
         print(f"{key:12} {facts[key]}")
     for package in PACKAGES:
         print(f"{package:12} {facts['packages'].get(package, 'not installed')}")
     print(f"{'GPUs':12} {'; '.join(facts['gpus']) or 'none seen (no nvidia-smi)'}")
+    for kind, line in facts["tensor_cores"].items():
+        print(f"{f'{kind} mma':12} {line}")
     for name, works in facts["works"].items():
         print(f"{name:17}{'works here' if works else 'does not work here'}")
+    print(f"compiled kernels are kept in {cache_folder() or 'no folder'}")
+    if facts["gpus"] and not driver:
+        print("kernels on a GPU need two small wheels: python -m pip install 'ddtree[gpu]'")
     if not compiler:
-        print("the kernel compiler needs no GPU: python -m pip install 'ddtree[gpu]'")
+        print("the kernel compiler is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'")
 
 # %% ../notebooks/40_cli.ipynb #2909c0c7
 import io

@@ -131,7 +131,7 @@ LARGEST_BLOCK = 4096
 
 def read_draft_config(config: Mapping[str, Any]) -> DraftConfig:
     """Read a DFlash `config.json`. Raises CheckpointError that names the key it cannot use."""
-    layers, keys = read_config(config), draft_keys(config)
+    layers, keys = read_config({**config, "is_causal": None}), draft_keys(config)  # a drafter says that by layer
     if layers.latent or layers.experts:
         kind = config["model_type"]
         raise CheckpointError(f"config.json: model_type {kind!r} is not supported for a drafter; 'qwen3' is")

@@ -172,7 +172,7 @@ def _note(node: _Node) -> str:
     percent = 100 * math.exp(node.score)
     return f"{percent:.0f}%" if percent >= 9.95 else f"{percent:.1f}%" if percent >= 0.1 else "<0.1%"
 
-# %% ../notebooks/09_draw.ipynb #3ed8066a
+# %% ../notebooks/09_draw.ipynb #d454eabf
 _PLAIN = str.maketrans({
     "○": "o", "●": "@", "◆": "*", "└": "`", "├": "|", "─": "-", "│": "|", "…": "...", "␣": "~", "⏎": "\\n", "⇥": "\\t",
     "∅": "''",

@@ -79,7 +79,7 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
 # %% ../notebooks/20_layers.ipynb #adf665a1
 def silu(x: F32) -> F32:
     """The gate `x · sigmoid(x)`, elementwise. x: any shape, float32. Very negative inputs give −0.0, not NaN."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         gated: F32 = x / (1 + np.exp(-x))
     return gated
 

@@ -15,13 +15,13 @@ I64 = NDArray[np.int64]
 # %% ../notebooks/21_moe.ipynb #682d7cbd
 def router_scores(logits: F32, softmax: bool) -> F32:
     """Scores (n, E) in [0, 1] from router logits (n, E) float32: softmax over the experts, or a sigmoid each."""
-    if softmax:
-        powers: F32 = np.exp(logits - logits.max(axis=1, keepdims=True))
-        total: F32 = powers.sum(axis=1, keepdims=True)
-        return powers / total
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
+        if softmax:
+            powers: F32 = np.exp(logits - logits.max(axis=1, keepdims=True))
+            total: F32 = powers.sum(axis=1, keepdims=True)
+            return powers / total
         inverse: F32 = 1 + np.exp(-logits)
-    return np.float32(1) / inverse
+        return np.float32(1) / inverse
 
 # %% ../notebooks/21_moe.ipynb #5d0f5af3
 from dataclasses import dataclass

@@ -27,8 +27,9 @@ class Operation(DeviceFunction):
     in_numpy: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        """What numpy makes of it, elementwise."""
-        return self.in_numpy(*args)
+        """What numpy makes of it, elementwise; like a kernel it never stops at an overflow."""
+        with np.errstate(all="ignore"):
+            return self.in_numpy(*args)
 
 
 def operation(in_numpy: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddtree.cuda import (
+    AddressOf,
+    Assembly,
     Device,
     DeviceFunction,
     Instruction,
@@ -96,7 +98,7 @@ def _flat(value: Any) -> list[Any]:
     return [part for inner in value for part in _flat(inner)] if isinstance(value, tuple) else [value]
 
 # %% ../notebooks/07b_probe.ipynb #9a0d4d53
-_Called = DeviceFunction | Instruction | WideLoad
+_Called = DeviceFunction | Instruction | WideLoad | Assembly | AddressOf
 
 
 def _described(f: _Called) -> str | object:
@@ -121,7 +123,7 @@ def _make_probe(
 
 # %% ../notebooks/07b_probe.ipynb #569960b4
 def run_function(
-    function: DeviceFunction | Instruction | WideLoad | Callable[..., Any],
+    function: _Called | Callable[..., Any],
     *args: Any,
     returns: Any = None,
     threads: int | None = None,
@@ -144,7 +146,7 @@ def run_function(
     text = _text(call, lines, [*names, *dtypes], block, count)
     contracts = tuple(_contract(value) for value in names.values())
     contracts += tuple(f"{dtype}[{count}]" for dtype in dtypes.values())
-    f = function if isinstance(function, DeviceFunction | Instruction | WideLoad) else device_function(function)
+    f = function if isinstance(function, _Called) else device_function(function)
     there = [device.array(value) if isinstance(value, np.ndarray) else value for value in names.values()]
     out = [device.empty(count, dtype) for dtype in dtypes.values()]
     probe = _make_probe(f, _described(f), text, contracts, block, -(-count // block), shared)

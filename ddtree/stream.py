@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from .engine import Stop
+from .tokenizer import TextTokenizer
 
 NEVER_IN_UTF8 = "<0xFF>"
 
 
-def settled_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+def settled_text(ids: Sequence[int], tokenizer: TextTokenizer) -> str:
     """The beginning of the text of `ids` that later tokens cannot change. Special tokens are left out."""
     text, never = tokenizer.decode(ids), tokenizer.token_to_id(NEVER_IN_UTF8)
     if never is not None:
@@ -33,7 +33,7 @@ _LONGEST, _KEPT = 512, 64  # tokens that are decoded together, and those that st
 class TextStream:
     """Writes tokens as text to standard output, whole characters only."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer, self._ids, self._shown, self._last = tokenizer, list[int](), "", ""
 
     def write(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
@@ -74,7 +74,7 @@ def refuse_empty(texts: Sequence[str]) -> None:
         raise ValueError("--stop needs a text; the empty one would stop at once")
 
 
-def stop_at(texts: Sequence[str], tokenizer: Tokenizer) -> Stop | None:
+def stop_at(texts: Sequence[str], tokenizer: TextTokenizer) -> Stop | None:
     """The stop rule for texts: True once one of them stands in the continuation's end. None for no texts.
 
     A text with the whole text of a special token in it is looked for among special tokens too. Raises ValueError for an

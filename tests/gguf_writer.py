@@ -1,6 +1,7 @@
 """Small GGUF files for tests, written from the format's description."""
 
 import json
+import math
 import struct
 from typing import NamedTuple
 
@@ -80,6 +81,15 @@ def write_parts(path, tensors, count, changes=(), metadata=()):
 def permuted(rows, heads):
     """What llama.cpp's converter does to query and key rows."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def converted_divisors(theta, dim, factor, low, high, original):
+    """`rope_freqs.weight` as llama.cpp's converter computes it from the recipe of Llama 3.1, by wavelength."""
+    wavelength = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
+    smooth = (original / wavelength - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(wavelength < original / high, 1, np.where(wavelength > original / low, factor, between))
+    return divisors.astype(np.float32)
 
 
 PARTS = ("attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -1,4 +1,4 @@
-"""Sources of `fixtures/ptx/*.ptx`; `python tests/kernels_ptx.py fixtures/ptx` rebuilds (extra `gpu`, no GPU needed)."""
+"""Sources of `fixtures/ptx/*.ptx`; `python tests/kernels_ptx.py fixtures/ptx` rebuilds (extra `dev`, no GPU needed)."""
 
 import math
 import re

@@ -16,7 +16,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 PAIR = FIXTURES / "pycode_qwen3"
 PAIRS = ("qwen3", "deepseek_v3")
 NANO = sorted(path.name for path in (FIXTURES / "models").iterdir())
-FAMILIES = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2")
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2", "qwen2", "mistral")
 
 
 def random_weights(shapes, rng, scale):
@@ -77,6 +77,10 @@ def random_experts(rng, config, softmax):
 def random_config(rng, vocab_size, positions, family):
     """A random config of one of FAMILIES; "kimi_k2" has a query latent, "deepseek_v3" none."""
     config = random_dense(rng, vocab_size, positions, qk_norm=family.startswith("qwen3"))
+    if family in ("qwen2", "mistral"):
+        windows = (None, *config.windows[1:]) if family == "qwen2" else config.windows[:1] * config.num_hidden_layers
+        config = replace(config, attention_bias=False, qkv_bias=family == "qwen2", mlp_bias=False, windows=windows)
+        return replace(config, windows=windows if len(windows) == config.num_hidden_layers else ())
     if family in ("deepseek_v3", "kimi_k2"):
         config = random_latent(rng, config, int(rng.integers(4, 20)) if family == "kimi_k2" else None)
     return config if family in ("llama", "qwen3") else random_experts(rng, config, softmax=family == "qwen3_moe")

@@ -12,24 +12,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 
 from ddtree import aot
 from ddtree.aot import EXPORTED, build_kernels, check_kernels, check_limits, hash_source
 from ddtree.build import build_trees_one_warp_kernel
 from ddtree.cuda import (
+    Assembly,
     Instruction,
     LaunchRule,
     WideLoad,
     _driver_version,
     device_function,
     flatten,
+    global_address,
     kernel,
     parse_parameter,
+    shared_address,
 )
 from ddtree.ptx import load_ptx
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 FOLDER = Path("kernels")
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
@@ -169,6 +173,21 @@ def test_what_a_wide_load_or_an_instruction_is_belongs_to_the_source():
     hashes = [make(WideLoad(4), clz, (1, 2)), make(WideLoad(2), clz, (1, 2)), make(WideLoad(4), popc, (1, 2)),
               make(WideLoad(4), clz, (1, 3))]  # fmt: skip
     assert len(set(hashes)) == 4 and make(WideLoad(4), clz, (1, 2)) == hashes[0]
+
+
+def test_what_an_assembly_or_an_address_is_belongs_to_the_source():
+    def make(assembly: Assembly, address: Any) -> str:
+        @kernel("E0", block=1, grid="1")
+        def parts_kernel(x: Annotated[Any, "uint64[N]"]) -> None:
+            x[0] = assembly(np.uint64(address(x, 0)))
+
+        return hash_source(parts_kernel)
+
+    def move(memory: bool) -> Assembly:
+        return Assembly("mov.b64 $0, $1;", "uint64", ("uint64",), memory)
+
+    hashes = {make(move(m), address) for m in (False, True) for address in (global_address, shared_address)}
+    assert len(hashes) == 4 and make(move(True), global_address) in hashes
 
 
 def test_functions_that_change_places_are_another_source():

@@ -13,7 +13,7 @@ from ddtree.cli import app
 from ddtree.cuda import PtxDevice, _driver_version
 from ddtree.tree import build_tree
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 FAST = PtxDevice(check=False, count=False)
 

@@ -25,7 +25,7 @@ from ddtree.kdtr import load
 from ddtree.ptx.text import PtxError
 from ddtree.tree import DraftTree, build_tree
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 VECTORS = load("fixtures/tree_vectors.kdtr")
 CASES = {f"{case['case']} {case['name']} {case['nodes']}": case for case in VECTORS.metadata["cases"]}

@@ -208,7 +208,8 @@ def test_a_conversation_of_a_gguf_file_begins_once_as_every_text_of_it_does(tmp_
     [
         ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 8}, "bos_token_id 8 is no token"),
         ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": "x"}, "bos_token_id 'x' is no token"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.tokens, scores and token_type must be there"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model None"),
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre 'falcon' is not supported; gpt-2, smollm"),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre 'None'"),

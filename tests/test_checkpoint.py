@@ -25,7 +25,7 @@ from ddtree.kdtr import load
 from ddtree.layers import Llama3, Rope, rope_frequencies
 from ddtree.models import Model
 from ddtree.quant import PackedInt4, pack_weight
-from gguf_writer import HALVES, PARTS, Blocks, llama_as_gguf, permuted, write_gguf
+from gguf_writer import HALVES, PARTS, Blocks, converted_divisors, llama_as_gguf, permuted, write_gguf
 from memory import numbers_from
 from random_models import FIXTURES
 
@@ -212,6 +212,7 @@ def parts_of(name, packed):
 def packed(tmp_path):
     """A matrix in three tensors, and a plain norm; returns what it was made from."""
     weight = pack_weight(np.random.default_rng(0).standard_normal((6, 64), dtype=np.float32))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": PACKED_CONFIG}))
     save_shards(tmp_path, parts_of("model.up.weight", weight) | {"model.norm.weight": np.ones(3, np.float32)}, 3)
     return weight
 
@@ -259,18 +260,18 @@ def test_a_packed_matrix_that_is_not_whole_is_refused(tmp_path, packed, change, 
     [
         (
             {"quant_method": "fp8"},
-            r"quantization_config\.quant_method = 'fp8' is not supported; 'compr",
+            r"quantization_config\.format = 'pack-quantized' is not known",
         ),
-        ({"format": "int-quantized"}, r"quantization_config\.format = 'int-quantized'"),
+        ({"format": "nvfp4-pack-quantized"}, r"format 'nvfp4-pack-quantized': .*CompressedTensorsDequantizer"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (
-            {"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"num_bits": 8}}}},
-            r"groups\.g\.weights\.num_bits = 8",
+            {"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"num_bits": 3}}}},
+            r"groups\.g\.weights\.num_bits = 3 is not supported; allowed: 4, 8",
         ),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"group_size": 128}}}}, "group_size = 128"),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"symmetric": False}}}}, "symmetric = False"),
-        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "weight"}}}}, "actorder = 'weight'"),
-        ({"config_groups": {"g": {"weights": None}}}, "num_bits = None"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"group_size": 0}}}}, "group_size is 0"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"symmetric": "no"}}}}, "symmetric is 'no'"),
+        ({"config_groups": {"g": {"weights": GROUP_WEIGHTS | {"actorder": "sideways"}}}}, "actorder = 'sideways'"),
+        ({"config_groups": {"g": {"weights": None}}}, "weights is missing"),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "input_activations": {"a": 1}}}}, "input_activations"),
         ({"transform_config": {"R1": {"type": "hadamard"}}}, r"quantization_config\.transform_config = "),
         ({"config_groups": {"g": {"weights": GROUP_WEIGHTS, "rotate": True}}}, r"groups\.g\.rotate = True"),
@@ -404,7 +405,16 @@ def test_a_gguf_head_of_its_own_and_biases_are_seen(tmp_path):
         ({"llama.block_count": 2**31}, r"llama\.block_count is 2147483648; it has only 6 tensors"),
         ({"llama.rope.dimension_count": 6}, r"llama\.rope\.dimension_count is not head_dim 12"),
         ({"llama.attention.value_length": 6}, r"llama\.attention\.value_length is not head_dim 12"),
-        ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "longrope"}, r"llama\.rope\.scaling\.type = 'longrope' is not supported"),
+        ({"llama.rope.scaling.factor": 4.0}, r"llama\.rope\.scaling\.type = 'none' is not supported"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 1.2},
+            r"rope\.scaling\.attn_factor = 1\.2",
+        ),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1},
+            r"yarn_log_multiplier = 0",
+        ),
         ({"llama.expert_count": 8}, r"llama\.expert_count = 8 is not supported"),
         ({"llama.attention.sliding_window": 64}, r"llama\.attention\.sliding_window = 64"),
     ],
@@ -533,15 +543,6 @@ def test_a_gguf_key_of_another_kind_is_one_clear_error_or_harmless(tmp_path, key
 
 
 LLAMA_3_RECIPES = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (8.0, 1.0, 4.0, 64), (4.0, 2.0, 8.0, 500)]
-
-
-def converted_divisors(theta, dim, factor, low, high, original):
-    """`rope_freqs.weight` as llama.cpp's converter computes it from the recipe of Llama 3.1, by wavelength."""
-    wavelength = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
-    smooth = (original / wavelength - low) / (high - low)
-    between = 1 / ((1 - smooth) / factor + smooth)
-    divisors = np.where(wavelength < original / high, 1, np.where(wavelength > original / low, factor, between))
-    return divisors.astype(np.float32)
 
 
 def test_a_llama_3_gguf_gives_the_logits_that_transformers_gives_its_folder(tmp_path):

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
@@ -384,7 +386,15 @@ def edit(file, **changes):
 
 def without_tokenizer(pair):
     (pair / "target" / "tokenizer.json").unlink()
-    (pair / "target" / "tiktoken.model").write_text("AA== 0\n")
+    (pair / "target" / "tekken.json").write_text("{}")
+
+
+def with_a_damaged(name):
+    def change(pair):
+        (pair / "target" / "tokenizer.json").unlink()
+        (pair / "target" / name).write_text("AA== 0\nAA== 1\n")
+
+    return change
 
 
 def without_a_tensor_of_the_drafter(pair):
@@ -395,7 +405,9 @@ def without_a_tensor_of_the_drafter(pair):
 
 
 DAMAGES = {
-    "tokenizer": (without_tokenizer, "has no tokenizer.json (it has tiktoken.model, which is not read)"),
+    "tokenizer": (without_tokenizer, "(it has tekken.json, which is not read)"),
+    "tiktoken.model": (with_a_damaged("tiktoken.model"), "line 2: its token stands in line 1 too"),
+    "tokenizer.model": (with_a_damaged("tokenizer.model"), "holds ranks of tiktoken"),
     "target config": (lambda pair: edit(pair / "target" / "config.json", hidden_act="gelu"), "hidden_act = 'gelu'"),
     "drafter config": (lambda pair: edit(pair / "draft" / "config.json", block_size=1), "block_size is 1"),
     "another pair": (lambda pair: edit(pair / "draft" / "config.json", vocab_size=300), "the drafter is made for"),
@@ -539,6 +551,50 @@ def test_bytes_that_are_no_text_are_streamed_as_replacement_characters(tmp_path,
     text = json.loads(run("generate", *arguments, "--json").stdout)["text"]
     assert "�" in text
     assert run("generate", *arguments).stdout == (text if text.endswith("\n") else text + "\n")
+
+
+def nano_of_896(folder, name):
+    """A random model of 896 tokens with one of the small tokenizers of other formats, and a template."""
+    shutil.copytree(FIXTURES / "models" / "llama_nano", folder)
+    shutil.copytree(FIXTURES / "tokenizers" / name, folder, dirs_exist_ok=True)
+    edit(folder / "config.json", eos_token_id=None, vocab_size=896)
+    tensors, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+    for key in {"model.embed_tokens.weight", "lm_head.weight"} & tensors.keys():
+        tensors[key] = rng.normal(0, 1, (896, tensors[key].shape[1])).astype(tensors[key].dtype)
+    save_file(tensors, folder / "model.safetensors")
+    begin = "<|im_user|>user<|im_middle|>" if name == "kimi" else "{{ bos_token }}[INST] "
+    (folder / "chat_template.jinja").write_text(begin + "{{ messages[0].content }}")
+    return str(folder)
+
+
+@pytest.mark.parametrize(("name", "first"), [("kimi", [643, 117, 115]), ("llama", [1, 4])])
+def test_generate_streams_and_stops_with_tokenizers_of_other_formats(tmp_path, name, first):
+    folder = nano_of_896(tmp_path / "m", name)
+    assert encode_prompt(Path(folder), load_tokenizer(folder), "中 a🙂")[: len(first)] == first
+    arguments = [
+        "--target",
+        folder,
+        "--prompt",
+        "中 a🙂",
+        "--temperature",
+        "9",
+        "--seed",
+        "3",
+        "--max-new-tokens",
+        "40",
+    ]
+    result = json.loads(run("generate", *arguments, "--json").stdout)
+    ids, text, tokenizer = result["token_ids"], result["text"], load_tokenizer(folder)
+    assert text == tokenizer.decode(ids) and "�" in text
+    assert run("generate", *arguments).stdout == (text if text.endswith("\n") else text + "\n")
+    at, stop = next((i, special) for i in range(5, 40) if (special := tokenizer.decode([ids[i]])) and len(special) > 2)
+    stopped = json.loads(run("generate", *arguments, "--stop", stop.strip(), "--json").stdout)
+    assert (
+        stopped["stopped"]
+        and stopped["token_ids"] == ids[: len(stopped["token_ids"])]
+        and stop.strip() in stopped["text"]
+    )
+    assert len(stopped["token_ids"]) <= at + 1
 
 
 def no_unknown():

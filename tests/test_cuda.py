@@ -1,9 +1,16 @@
 """ddtree.cuda beyond the story: refusals, formulas, canonical PTX, memory nothing wrote, the choice of a device."""
 
+import ctypes
+import gc
+import os
+import re
 import subprocess
 import sys
+import threading
+import time
 import types
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Annotated, Any
@@ -15,7 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddtree.cuda as cuda_module
+from ddtree import probe
 from ddtree.cuda import (
+    Assembly,
     GpuArray,
     GpuDevice,
     Instruction,
@@ -25,15 +34,20 @@ from ddtree.cuda import (
     cuda,
     current_device,
     device_function,
+    driver,
     flatten,
     flatten_names,
+    global_address,
     gpu_device,
+    gpu_run,
     kernel,
+    libraries,
     link,
     load_four,
     max_or_nan,
     parse_contract,
     parse_parameter,
+    ptx_device,
     source,
     store,
     watch_launches,
@@ -43,7 +57,7 @@ from ddtree.cuda import text as text_module
 from ddtree.ptx import load_ptx
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 In = Annotated[Any, "const float32[N]"]
 Out = Annotated[Any, "float32[N]"]
@@ -148,9 +162,10 @@ def run_python(code: str) -> str:
 def test_every_name_of_the_one_module_is_in_the_face():
     names = [
         *("DeviceFunction", "Device", "GpuArray", "GpuDevice", "GpuGraph", "Instruction", "Kernel", "Launch"),
-        *("LaunchRule", "Launched", "Parameter", "PtxDevice", "PtxGraph", "View", "WideLoad", "cdiv", "check_arch"),
-        *("check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names", "kernel", "link"),
-        *("load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+        *("LaunchRule", "Launched", "Library", "Parameter", "PtxDevice", "PtxGraph", "Run", "View", "WideLoad", "cdiv"),
+        *("check_arch", "check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names"),
+        *("kernel", "link", "load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+        *("AddressOf", "Assembly", "global_address", "shared_address"),
     ]
     assert sorted(names) == sorted(cuda_module.__all__)
     assert all(hasattr(cuda_module, name) for name in [*names, "_compilable", "_driver_version"])
@@ -171,7 +186,15 @@ def test_a_missing_wheel_is_named_with_the_command_that_brings_it(monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(compile_module, "import_module", refuse)
-    with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[gpu\]'"):
+    with pytest.raises(ImportError, match=r"numba.*no GPU.*pip install 'ddtree\[dev\]'"):
+        make_adder(0.5).ptx()
+    with pytest.raises(ImportError, match=r"add must be compiled for sm_90, as the package has no text of it: numba"):
+        make_adder(0.5).ptx_to_run("sm_90")
+
+
+def test_a_numpy_that_numba_does_not_know_is_named(monkeypatch):
+    monkeypatch.setattr(np, "__version__", "2.5.1")
+    with pytest.raises(ImportError, match=r"numpy < 2\.5, and numpy 2\.5\.1 is installed.*'ddtree\[dev\]'"):
         make_adder(0.5).ptx()
 
 
@@ -573,17 +596,62 @@ def test_a_source_that_changed_after_its_import_does_not_name_old_code(tmp_path,
     assert store._describe(scope["run"]) != before
 
 
-def test_a_kernel_that_cannot_be_kept_is_compiled_with_a_warning(tmp_path, monkeypatch):
+def test_a_kernel_that_cannot_be_kept_is_compiled_and_that_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DDTREE_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="DDTREE_CACHE: shift_kernel-.* is not kept"):
-        assert ".entry" in make_shift(7.0).ptx()
+    monkeypatch.delenv("DDTREE_QUIET", raising=False)
+    assert ".entry" in make_shift(7.0).ptx()
+    assert f"ddtree: compiled kernels are not kept in {tmp_path / 'file'} (" in capsys.readouterr().err
+
+
+def test_what_another_compiler_made_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path))
+    text = make_shift(8.0).ptx()
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: "compiled again")
+    assert make_shift(8.0).ptx() == text
+    monkeypatch.setattr(source, "_compilers", lambda: "another")
+    assert make_shift(8.0).ptx() == "compiled again"
+
+
+def test_slow_compilation_is_announced_with_its_kernel_and_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DDTREE_CACHE", str(tmp_path))
+    monkeypatch.delenv("DDTREE_QUIET", raising=False)
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel, arch: time.sleep(1.3) or "compiled")
+    make_shift(9.0).ptx("sm_90")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"ddtree: compiling shift for sm_90, \d+ s so far; kept in {re.escape(str(tmp_path))}", line)
 
 
 @pytest.mark.parametrize(("result", "arguments"), [("int32", ()), ("int32", ("int32",) * 4), ("float16", ("int32",))])
 def test_an_instruction_that_cannot_be_is_refused(result, arguments):
     with pytest.raises(ValueError, match="an instruction has one to three arguments, and all are of int32, uint32"):
         Instruction("mov.b32 $0, $1;", result, arguments)
+
+
+@pytest.mark.parametrize(
+    ("results", "arguments"),
+    [("float16", ("int32",)), (("int32", "uint32"), ()), ("int32", ((),)), ((), (("int32", "float32"),))],
+)
+def test_an_assembly_of_registers_that_are_not_there_is_refused(results, arguments):
+    with pytest.raises(ValueError, match="each is a dtype, or a tuple of one dtype, of int32, uint32"):
+        Assembly("nop;", results, arguments)
+
+
+def test_an_assembly_without_a_result_keeps_its_place(device):
+    x = np.arange(32, dtype=np.float32)
+    out = probe.run_function(stored_first, x, probe.each(range(32)), returns="float32", device=device)
+    np.testing.assert_array_equal(out, np.arange(32) + 100)
+
+
+@device_function
+def stored_first(x, i):
+    """What the assembly stored is loaded after it, though the compiler knows what x[i] was."""
+    value = x[i]
+    store_there(global_address(x, i), value + np.float32(100))
+    return x[i]
+
+
+store_there = Assembly("st.global.f32 [$0], $1;", (), ("uint64", "float32"), memory=True)
 
 
 least_of_warp = Instruction("redux.sync.min.u32 $0, $1, 0xffffffff;", "uint32", ("uint32",))
@@ -704,16 +772,15 @@ def test_an_array_and_a_read_only_view_of_it(device, which):
 
 
 def test_a_piece_outlives_its_array_and_stays_watched(device):
-    before = len(device.memory._regions)
     x = device.empty(64, np.float32)
-    piece = x[:32]
+    piece, watched = x[:32], weakref.ref(ptx_device._watched(x))
     del x
     with pytest.raises(PtxError, match="uninitialised read"):
         scale_kernel(piece, 1.0, numbers(32), device=device)
     scale_kernel(numbers(32), 1.0, piece, device=device)
     scale_kernel(piece, 1.0, numbers(32), device=device)
     del piece
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_what_numpy_writes_is_written(device):
@@ -738,13 +805,16 @@ def test_memory_is_watched_across_launches(device):
         scale_kernel(y, 1.0, x, device=device)
 
 
-def test_memory_is_released(device):
-    before = len(device.memory._regions)
-    x = device.empty(64, np.float32)
+def test_a_device_keeps_no_array_and_no_array_keeps_its_device():
+    device = PtxDevice()
+    x, alive = device.empty(64, np.float32), weakref.ref(device)
     scale_kernel(numbers(64), 1.0, x, device=device)
-    assert len(device.memory._regions) == before + 1
+    watched = weakref.ref(ptx_device._watched(x))
+    del device
+    gc.collect()
+    assert alive() is None
     del x
-    assert len(device.memory._regions) == before
+    assert watched() is None
 
 
 def test_a_prepared_launch_runs_again_on_what_the_arrays_hold(device):
@@ -840,29 +910,118 @@ def test_a_read_only_array_is_taken_where_the_kernel_only_reads(device):
 
 @pytest.fixture
 def launched(monkeypatch) -> list[Any]:
-    """A GpuDevice over a driver that only notes what is launched: (device, launches)."""
+    """A GpuDevice over a driver that only notes what it is handed: (device, launches)."""
     launches: list[Any] = []
-    core = types.SimpleNamespace(LaunchConfig=lambda **options: options, launch=lambda *all: launches.append(all))
+
+    def launch(config: int, kernel: int, table: int, extra: None) -> int:
+        places = (ctypes.c_void_p * 15).from_address(table)
+        words = [ctypes.c_uint64.from_address(place).value for place in places]
+        launches.append((gpu_run._Config.from_buffer_copy(ctypes.string_at(config, 64)), kernel, words))
+        return 0
+
     device = GpuDevice.__new__(GpuDevice)
-    device._core, device._stream, device._only, device._kernels = core, "default", True, {scale_kernel: ("loaded", 0)}
+    device._only, device._libraries, device._launch = True, {}, launch
+    device._kernels, device._loading = {scale_kernel: (types.SimpleNamespace(handle=0xF), 0)}, threading.Lock()
     device.arch, device.max_shared = "sm_90", 232_448
     return [device, launches]
+
+
+def test_threads_load_a_kernel_once(launched, monkeypatch):
+    device, loads, loaded = launched[0], [], types.SimpleNamespace(handle=0xF)
+    device._kernels, device._here = {}, lambda: None
+    monkeypatch.setattr(gpu_device, "_load_kernel", lambda kernel, device: (loads.append(kernel) or loaded, 0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: scale_kernel(OnGpu(), 2.0, OnGpu(), device=device), range(24)))
+    assert len(loads) == 1
 
 
 def test_the_gpu_gets_the_words_of_the_abi(launched):
     device, launches = launched
     x, out = OnGpu(shape=(130,)), OnGpu(shape=(130,), data=(8192, False), strides=(4,))
     scale_kernel(x, 0.5, out, device=device)
-    ((stream, config, loaded, *words),) = launches
-    shape = {"grid": (3,), "block": (64,), "shmem_size": 0, "programmatic_stream_serialization": True}
-    assert (stream, loaded, config) == ("default", "loaded", shape)
-    assert words == [0, 0, 130, 4, 4096, 130, 4, np.float32(0.5), 0, 0, 130, 4, 8192, 130, 4]
-    assert type(words[7]) is np.float32
+    ((config, kernel, words),) = launches
+    sizes = [config.grid_x, config.grid_y, config.grid_z, config.block_x, config.block_y, config.block_z, config.shared]
+    assert (kernel, sizes, config.stream, config.count) == (0xF, [3, 1, 1, 64, 1, 1, 0], None, 1)
+    half = int(np.float32(0.5).view(np.uint32))
+    assert words == [0, 0, 130, 4, 4096, 130, 4, half, 0, 0, 130, 4, 8192, 130, 4]
+
+
+def test_an_argument_that_moves_changes_one_word(launched):
+    device, launches = launched
+    launch = scale_kernel.prepare(OnGpu(shape=(130,)), 0.5, OnGpu(shape=(130,), data=(8192, False)), device=device)
+    launch()
+    launch.run.move(0, "another", 0x70000)
+    launch(stream=5)
+    (_, _, before), (config, _, after) = launches
+    assert [i for i in range(15) if before[i] != after[i]] == [4] and after[4] == 0x70000 and config.stream == 5
+
+
+def test_a_launch_in_another_thread_makes_the_gpu_current_there_and_tries_again(launched):
+    device, launches = launched
+    current, made = {threading.get_ident()}, []
+    device._device = types.SimpleNamespace(set_current=lambda: made.append(current.add(threading.get_ident())))
+    device._driver = types.SimpleNamespace(cuCtxGetCurrent=lambda: (0, int(threading.get_ident() in current)))
+    noting = device._launch
+    device._launch = lambda *call: noting(*call) if threading.get_ident() in current else 201
+    launch = scale_kernel.prepare(OnGpu(), 0.5, OnGpu(), device=device)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(launch).result()
+    assert len(made) == 1 and len(launches) == 3
+
+
+def test_a_device_of_the_process_before_a_fork_is_refused_by_name(launched, monkeypatch):
+    device, launches = launched
+    device._launch, device.ordinal, device._core, device._stream = (lambda *call: 3), 0, None, None
+    launch = scale_kernel.prepare(OnGpu(), 0.5, OnGpu(), device=device)
+    monkeypatch.setattr(driver, "_owner", [os.getpid() + 1])  # as it is in a child
+    monkeypatch.setattr(driver, "_threads", [driver._Threads()])
+    for use in (launch, device.synchronize, lambda: device.empty(3, np.float32), device.graph):
+        with pytest.raises(RuntimeError, match=r"was forked from one that used the GPU.*get_context\(.spawn.\)"):
+            use()
+    assert launches == []
+
+
+FORK = """
+import os, types
+from ddtree.cuda import driver
+core = types.SimpleNamespace(Device=lambda ordinal: types.SimpleNamespace(set_current=lambda: None))
+before = os.fork()
+if before == 0:
+    driver.make_current(core, 0)  # CUDA was not used yet: allowed
+    os._exit(0)
+assert os.waitpid(before, 0)[1] == 0
+driver.make_current(core, 0)
+after = os.fork()
+if after == 0:
+    try:
+        driver.make_current(core, 0)
+    except RuntimeError as error:
+        os._exit(7 if "spawn" in str(error) else 1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(after, 0)[1]) == 7
+driver.make_current(core, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_may_use_the_gpu_only_if_its_parent_did_not():
+    assert run_python(FORK) == ""
+
+
+def test_a_driver_that_says_it_cannot_start_in_a_fork_is_not_taken_for_no_gpu(monkeypatch):
+    library = types.SimpleNamespace(cuInit=lambda flags: 3)
+    monkeypatch.setattr(gpu_device.ctypes, "CDLL", lambda name: library)
+    gpu_device._driver_version.cache_clear()
+    monkeypatch.delenv("DDTREE_DEVICE", raising=False)
+    with pytest.raises(RuntimeError, match="was forked from one that used the GPU"):
+        current_device()
+    gpu_device._driver_version.cache_clear()
 
 
 def test_static_shared_memory_counts_on_a_gpu_too(launched):
     device, launches = launched
-    device._kernels[scale_kernel] = "loaded", device.max_shared + 1
+    device._kernels[scale_kernel] = None, device.max_shared + 1
     with pytest.raises(ValueError, match="scale: needs 232449 bytes of shared memory; a block on sm_90 has 232448"):
         scale_kernel(OnGpu(), 0.5, OnGpu(), device=device)
     assert launches == []
@@ -886,13 +1045,13 @@ def test_a_read_only_gpu_array_is_refused_as_output(launched):
 
 
 def test_strides_of_axes_of_one_do_not_matter():
-    view = gpu_device._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
-    assert view.ordered and not gpu_device._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
+    view = libraries._gpu_view("x", OnGpu(shape=(1, 3), strides=(999, 4)))
+    assert view.ordered and not libraries._gpu_view("x", OnGpu(shape=(2, 3), strides=(4, 8))).ordered
 
 
 def test_a_gpu_array_offers_the_interface():
     array = GpuArray(types.SimpleNamespace(handle=4096), (2, 3), np.dtype(np.float64))
-    view = gpu_device._gpu_view("x", array)
+    view = libraries._gpu_view("x", array)
     assert (view.address, view.shape, view.dtype, view.ordered, view.writable) == (4096, (2, 3), np.float64, True, True)
 
 

@@ -20,7 +20,7 @@ ROUNDS = RUNS["qwen3"]["p0.b64.draft_logits"]
 FAST, WATCHED = PtxDevice(check=False, count=False), PtxDevice()
 needs_compiler = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import numba_cuda"], capture_output=True).returncode != 0,
-    reason="compiling kernels needs the extra: pip install -e '.[gpu]'",
+    reason="compiling kernels needs the extra: pip install -e '.[dev]'",
 )
 
 

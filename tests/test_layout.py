@@ -27,7 +27,7 @@ from ddtree.layout import (
 )
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 VECTORS = load("fixtures/tree_vectors.kdtr")
 WATCHED, FAST = PtxDevice(), PtxDevice(check=False, count=False)
@@ -152,7 +152,7 @@ def test_generated_attention_masks_equal_the_reference(given_batch, more, dtype,
     seen = attention_mask_ref(made, lengths, capacity)
     hidden = {"float32": np.finfo(np.float32).min, "float16": -65504, "bfloat16": 0xFF7F} if finite else {
         "float32": -np.inf, "float16": -np.inf, "bfloat16": 0xFF80}  # fmt: skip
-    element = {"bfloat16": np.uint16}.get(dtype, np.dtype(dtype))
+    element = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
     expected = seen if dtype == "bool" else np.where(seen, 0, hidden[dtype]).astype(element)
     assert_equal(mask, expected, dtype)
 

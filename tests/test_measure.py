@@ -51,4 +51,4 @@ def test_a_graph_holds_all_launches_of_the_calls_as_often_as_asked(monkeypatch):
 
 @pytest.fixture
 def compiler():
-    pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+    pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")

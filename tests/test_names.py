@@ -18,7 +18,7 @@ NAMES = {
     "ddtree.checkpoint": (
         "CheckpointError DENSE F32 FLOATS GGUF_FAMILIES Stored catalogue check_names check_quantization "
         "expected_form gguf_config gguf_name is_gguf load_config load_weights missing_names open_gguf "
-        "plain_name read_tensors take take_size tensor_files unpermute "
+        "plain_name read_tensors rope_divisors take take_size tensor_files unpermute "
     ),
     "ddtree.cli": (
         "DraftOption FileOption FolderOption JsonOption ModelOption PromptOption TargetOption TextStream app "
@@ -31,7 +31,8 @@ NAMES = {
         "Experts FAMILIES Latent ModelConfig Shapes attention_shapes feed_forward_shapes layer_shapes "
         "make_routing model_shapes optional read_common read_config read_deepseek read_dense read_end_tokens "
         "read_kimi_k25 read_latent read_qwen3_moe read_rope read_shared_experts read_windows refuse rope_keys "
-        "with_biases yarn_mscale "
+        "with_biases yarn_mscale DEFAULTS MOST_LAYERS NEUTRAL grouped_shapes latent_shapes read_mistral read_qwen2 "
+        "read_window refuse_others rope_block with_defaults "
     ),
     "ddtree.cuda": (
         "Device DeviceFunction GpuArray GpuDevice GpuGraph Instruction Kernel Launch LaunchRule Launched "
@@ -49,12 +50,14 @@ NAMES = {
     "ddtree.kdtr": (
         "DTYPES KdtrError KdtrFile Tensor bf16_to_float32 float32_to_bf16 load pack_int4 parse save unpack_int4 "
     ),
+    "ddtree.keys": ("CheckpointError LARGEST check_keys take take_size "),
     "ddtree.layers": (
         "F32 I64 KEY_BLOCK Llama3 Packed Rope TILE_BYTES Weight Yarn absorb_query ancestor_table apply_rope "
         "attention dense expand_rows gather_tail latent_values linear llama3_ramp project rms_norm "
         "rope_frequencies rope_tables silu sum_blocks swiglu tree_attention visible_slots yarn_ramp "
     ),
     "ddtree.layout": (""),
+    "ddtree.llamacpp": ("GGUF_FAMILIES find_sources gguf_name read_metadata read_named rope_divisors unpermute "),
     "ddtree.models": (
         "F32 Forward I64 KVCache LATENT_EPS Layer Model feed_forward head_rows key_value_rows "
         "latent_attention latent_queries latent_rows layer_weights norm prefill target_layer "
@@ -70,7 +73,10 @@ NAMES = {
         "MAX_STEPS Machine MemoryCoder OperandCoder PtxError PtxProgram Scheduler Shape Step SyncUnit Tally "
         "Value ValueCoder Waiting WarpExchange counters launch load_ptx pack_parameters reuse_names "
     ),
-    "ddtree.quant": ("F32 GROUP PackedInt4 pack_weight "),
+    "ddtree.quant": (
+        "F32 FLOATS GROUP PARTS PLAIN PackedInt4 PackedInts Quantisation ScaledBytes Scheme foreign_tensors "
+        "join_parts pack_weight read_quantisation unpack_levels "
+    ),
     "ddtree.topk": (
         "TopK comes_before empty_top_k make_choose_kernel make_group_kernel merge_top_k merge_top_k_kernel "
         "rank_among redux_add redux_least redux_max redux_most top_k top_k_ref "

@@ -89,7 +89,7 @@ def test_log64_is_zero_at_one_and_positive_above():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_kernel_gives_the_same_bits(name):
-    pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+    pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
     function = FUNCTIONS[name]
 
     @kernel("E1", block=128, grid="cdiv(N, 128)")

@@ -13,7 +13,7 @@ from ddtree.cuda import Instruction, PtxDevice, cuda, device_function, load_four
 from ddtree.probe import each, run_function
 from ddtree.ptx.text import PtxError
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 ADDED = 1
 

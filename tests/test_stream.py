@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from ddtree.chat import load_tokenizer
 from ddtree.stream import TextStream, settled_text, stop_at
 from ddtree.tokenizer import folder_tokenizer
-from random_models import PAIR
+from random_models import FIXTURES, PAIR
 
 BYTES = folder_tokenizer(PAIR / "target")
 
@@ -44,6 +45,9 @@ def pieces(strip=True):
 
 PIECES, UNSTRIPPED = pieces(), pieces(strip=False)
 BYTE, A, E_ACUTE = 3, 260, 265  # <0x00>, "a" and "é"
+
+
+KIMI, LLAMA = (load_tokenizer(FIXTURES / "tokenizers" / name) for name in ("kimi", "llama"))
 
 
 def streamed(tokenizer, rounds):
@@ -85,6 +89,8 @@ TOKENS = {
     "bytes": (BYTES, st.one_of(st.integers(0, 255), st.sampled_from([0xC3, 0xA9, 0xE3, 0x81, 0x82, 256, 257]))),
     "pieces": (PIECES, st.one_of(st.integers(0, 266), st.sampled_from([BYTE + 0xC3, BYTE + 0xA9, BYTE + 0xE3]))),
     "unstripped": (UNSTRIPPED, st.integers(0, 266)),
+    "kimi": (KIMI, st.one_of(st.integers(0, 896), st.sampled_from([0xF0, 0x9F, 0x99, 0x82, 642, 662]))),
+    "llama": (LLAMA, st.one_of(st.integers(0, 700), st.sampled_from([6 + 0xE3, 6 + 0x81, 6 + 0x82, 1, 3]))),
 }
 
 
@@ -113,7 +119,11 @@ def test_settled_text_stays_whatever_comes(name, data):
 def test_a_long_text_is_streamed_from_its_last_tokens(name, seed):
     tokenizer, _ = TOKENS[name]
     rng = random.Random(seed)
-    words = [65, 32, 0xC3, 0xA9, 0xE3, 10] if name == "bytes" else [A, 261, 263, E_ACUTE, BYTE + 0xC3, BYTE + 0xA9, 1]
+    words = (
+        [65, 32, 0xC3, 0xA9, 0xE3, 10]
+        if name in ("bytes", "kimi")
+        else [A, 261, 263, E_ACUTE, BYTE + 0xC3, BYTE + 0xA9, 1]
+    )
     rounds = [[rng.choice(words) for _ in range(rng.randrange(1, 9))] for _ in range(700)]
     stream = TextStream(tokenizer)
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -1,6 +1,9 @@
 """Tokenizers of model folders, held against what Hugging Face transformers made of the same files."""
 
 import json
+import os
+import shutil
+import sys
 
 import pytest
 from tokenizers import Tokenizer
@@ -42,9 +45,32 @@ def test_the_recorded_folders_use_every_file_and_state():
 
 
 @pytest.mark.parametrize("case", RECORD["padding"], ids=["length", "multiple", "left"])
-def test_stored_padding_fills_nothing_up(tmp_path, case):
+def test_stored_padding_fills_nothing_up_and_names_its_token(tmp_path, case):
     assert case["files"]["tokenizer.json"]["padding"] is not None
-    assert load_tokenizer(write(tmp_path, case["files"])).encode(RECORD["text"]).ids == case["ids"]
+    tokenizer = load_tokenizer(write(tmp_path, case["files"]))
+    assert tokenizer.encode(RECORD["text"]).ids == case["ids"]
+    assert tokenizer.decode(case["ids"]) == case["text"]
+    assert load_chat(tmp_path).render(RECORD["messages"][:1]) == case["rendered"]
+
+
+@pytest.mark.parametrize("case", RECORD["defaults"]["cases"], ids=range(len(RECORD["defaults"]["cases"])))
+def test_roles_that_nobody_names_are_those_of_the_class(tmp_path, case):
+    config = case["config"] | {"chat_template": RECORD["defaults"]["template"]}
+    stored = RECORD["defaults"]["tokenizers"][case["tokenizer"]]
+    write(tmp_path, {"tokenizer.json": stored, "config.json": {"model_type": case["model"]}})
+    write(tmp_path, {"tokenizer_config.json": config})
+    assert load_chat(tmp_path).render(RECORD["messages"][:1]) == case["rendered"]
+
+
+def test_a_token_that_only_the_class_names_gets_no_new_id(tmp_path):
+    stored = RECORD["defaults"]["tokenizers"]["pieces"]
+    stored = stored | {"added_tokens": []}
+    write(tmp_path, {"tokenizer.json": stored, "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"}})
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.token_to_id(text) for text in ("<unk>", "<s>", "</s>")] == [0, 1, 2]
+    assert tokenizer.decode(tokenizer.encode("<s>ab</s>").ids) == "ab"
+    write(tmp_path, {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}})
+    assert load_tokenizer(tmp_path).token_to_id("<|endoftext|>") is None
 
 
 # ------------------------------------------------------------------ stored states
@@ -151,8 +177,35 @@ def test_a_damaged_file_of_special_tokens_is_an_error_that_names_it(folder, file
     assert next(iter(files)) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "tekken.json"])
+# ------------------------------------------------------------------ which file counts
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "vocab.json"])
 def test_a_tokenizer_of_another_format_is_named(tmp_path, name):
     (tmp_path / name).write_text("x")
-    with pytest.raises(CheckpointError, match=rf"has no tokenizer\.json \(it has {name}, which is not read\)"):
+    with pytest.raises(CheckpointError, match=rf"has no tokenizer\.json, .* \(it has {name}, which is not read\)"):
         load_tokenizer(tmp_path)
+
+
+def test_tokenizer_json_goes_first_and_two_others_are_refused(folder):
+    for name in ("kimi/tiktoken.model", "llama/tokenizer.model"):
+        shutil.copy(FIXTURES / "tokenizers" / name, folder)
+    assert load_tokenizer(folder).encode("ab").ids == [97, 98]
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has tiktoken\.model and tokenizer\.model; keep the one"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tiktoken.model", "tokenizer.model"])
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_not_opened(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is not a file; add the file"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("package", "name"), [("tiktoken", "kimi"), ("sentencepiece", "llama")])
+def test_a_package_that_is_not_here_is_named(monkeypatch, package, name):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(CheckpointError, match=rf"is read by the package {package}.*python -m pip install {package}"):
+        load_tokenizer(FIXTURES / "tokenizers" / name)

@@ -27,7 +27,7 @@ from ddtree.topk import (
 )
 from ddtree.tree import build_tree, top_log_probs
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 WATCHED, FAST = PtxDevice(), PtxDevice(check=False, count=False)
 VECTORS, RUNS = load("fixtures/tree_vectors.kdtr"), load("fixtures/e2e_qwen3.kdtr")

@@ -15,7 +15,7 @@ from ddtree.warp import (
     sum_up,
 )
 
-pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[gpu]'")
+pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
 
 BITS = np.random.default_rng(0).integers(0, 2**32, 256, dtype=np.uint64).astype(np.uint32)
 BITS[:4] = 0, 2**31 - 1, 2**31, 2**32 - 1

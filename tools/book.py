@@ -7,6 +7,7 @@ e.g. `-p profile full`; `--jobs 2` executes two notebooks at a time.
 """
 
 import argparse
+import os
 import sys
 import time
 import warnings
@@ -94,6 +95,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many notebooks run at a time (default 1)")
     parser.add_argument("--store", action="store_true", help="keep the outputs in the notebooks; renders nothing")
     options = parser.parse_args()
+    os.environ["DDTREE_QUIET"] = "1"  # what is said of slow compilation would be in the outputs
     BUILD.mkdir(parents=True, exist_ok=True)
     notebooks = options.notebooks or list(NOTEBOOKS.glob("*.ipynb"))
     failures = run_all(notebooks, options.jobs, dict(options.p), options.cell_seconds, options.store)

@@ -24,19 +24,11 @@ INIT = '''"""DDTree speculative decoding: draft trees, tree kernels and an engin
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-import numpy as _numpy
-
 if TYPE_CHECKING:
     from ddtree.draft import draft_tree, empty_draft
 
 __all__ = ["__version__", "draft_tree", "empty_draft"]
 __version__ = "{version}"
-
-if tuple(int(part) for part in _numpy.__version__.split(".")[:2]) >= (2, 5):
-    raise ImportError(
-        f"ddtree needs numpy >= 2.2 and < 2.5 but numpy {{_numpy.__version__}} is installed: numba-cuda 0.30.4, which "
-        "compiles its kernels, does not import with numpy 2.5. Run: python -m pip install 'numpy<2.5'"
-    )
 
 
 def __getattr__(name: str) -> _Any:
@@ -55,7 +47,7 @@ def __dir__() -> list[str]:
 
 def stem(notebook: Path) -> str:
     """A notebook's name without its number and letter. Raises SystemExit for another pattern."""
-    match = re.fullmatch(r"\d\d[a-z]?_([a-z][a-z0-9_]*)", notebook.stem)
+    match = re.fullmatch(r"\d\d[a-z]{0,2}_([a-z][a-z0-9_]*)", notebook.stem)
     if not match:
         raise SystemExit(f"{notebook}: a notebook is named NN_stem.ipynb or NNx_stem.ipynb, x a letter")
     return match[1]
@@ -115,7 +107,7 @@ def export(target: Path) -> None:
     modules = {name: location(target, name, families) for name in pages}
     for name, path in modules.items():
         text = path.read_text(encoding="utf-8")
-        text = re.sub(r"\S*notebooks/(?=\d\d[a-z]?_)", "../notebooks/", text).rstrip("\n") + "\n"
+        text = re.sub(r"\S*notebooks/(?=\d\d[a-z]{0,2}_)", "../notebooks/", text).rstrip("\n") + "\n"
         path.write_text(text, encoding="utf-8")
         if not text.startswith(('"""', 'r"""')):
             raise SystemExit(f"{pages[name]}: the first cell needs '> one line' under its title: the module docstring")
@@ -129,8 +121,9 @@ def export(target: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of the package by its name there."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    """Every file that notebooks export by its name there; the texts of kernels are checked by `ddtree kernels`."""
+    ours = [path for path in sorted(folder.rglob("*")) if not {"__pycache__", "packaged"} & set(path.parts)]
+    files = [path for path in ours if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 

@@ -51,13 +51,13 @@ def failures(results: Any) -> list[str]:
 
 
 def with_texts(texts: Mapping[str, str]) -> Any:
-    """While it lasts, the kernels of these names have this PTX; others are compiled."""
-    compiled = Kernel.ptx
+    """While it lasts, devices run this PTX for the kernels of these names; others have their own."""
+    own = Kernel.ptx_to_run
 
-    def ptx(kernel: Kernel, arch: str = "sm_120") -> str:
-        return texts[kernel.name] if kernel.name in texts else compiled(kernel, arch)
+    def ptx_to_run(kernel: Kernel, arch: str) -> str:
+        return texts[kernel.name] if kernel.name in texts else own(kernel, arch)
 
-    return mock.patch.object(Kernel, "ptx", ptx)
+    return mock.patch.object(Kernel, "ptx_to_run", ptx_to_run)
 
 
 RESOURCES = {"registers": "NUM_REGS", "local_bytes": "LOCAL_SIZE_BYTES", "static_shared_bytes": "SHARED_SIZE_BYTES"}

@@ -313,7 +313,7 @@ def check_kernels(folder: Path) -> dict[str, Any]:
     gpu = GpuDevice()
     run_kernels(gpu)
     for kernel in gpu._kernels:
-        Path(folder, f"{kernel.name}.ptx").write_text(kernel.ptx(gpu.arch), encoding="utf-8")
+        Path(folder, f"{kernel.name}.ptx").write_text(kernel.ptx_to_run(gpu.arch), encoding="utf-8")
     resources = read_resources(gpu)
     if spills := [name for name, found in resources.items() if found["local_bytes"]]:
         raise AssertionError(f"{', '.join(spills)} have local memory: registers that spill")

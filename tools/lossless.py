@@ -70,6 +70,7 @@ def engines(gguf=None):
         model = endless(Model.load(FIXTURES / "models" / name))
         yield name, Engine(model), [rng.integers(0, 199, size=n) for n in (5, 90)]
     for seed, family in enumerate(FAMILIES):
+        rng = np.random.default_rng(seed)  # its own: its prompts stay when a model is recorded
         yield f"random {family}", random_engine(seed, family=family), [rng.integers(0, 9, size=n) for n in (1, 60)]
     if gguf is not None:
         chats = load(FIXTURES / "smollm2.kdtr")

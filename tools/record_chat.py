@@ -6,6 +6,7 @@ text decoded, and the rendered conversation. It needs transformers beside ddtree
 """
 
 import importlib.metadata
+import itertools
 import json
 import random
 import tempfile
@@ -20,6 +21,7 @@ LETTERS = "abcd<|>_enoswtlim"
 SPECIAL = ["<bos>", "<eos>", "<im_end>"]
 CHOICE = [*SPECIAL, "<new>", "<tool>", "b", "ab"]
 TEXT = "a<im_end><new>b<eos>ab<tool>c<bos>d"
+ROLES = "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}"
 TEMPLATE = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ image_token }}"
 
 MESSAGES = [
@@ -105,10 +107,50 @@ def folder_case(rng: random.Random) -> dict[str, Any]:
 def padding_case(options: dict[str, Any]) -> dict[str, Any]:
     tokenizer = toy(3)
     tokenizer.enable_padding(pad_id=2, pad_token="c", **options)
-    files = {"tokenizer.json": json.loads(tokenizer.to_str())}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    files = {"tokenizer.json": json.loads(tokenizer.to_str()), "tokenizer_config.json": config}
+    theirs = load(files)
+    ids = theirs(TEXT).input_ids
+    rendered = theirs.apply_chat_template(MESSAGES[:1], tokenize=False)
+    return {"files": files, "ids": ids, "text": theirs.decode(ids, skip_special_tokens=True), "rendered": rendered}
+
+
+def pieces(count: int) -> Tokenizer:
+    """A toy as Llama 2's: no bytes, and a space in front."""
+    names = ["<unk>", "<s>", "</s>", "▁", *LETTERS[:4]]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(names[:count])
+    return tokenizer
+
+
+def default_cases() -> dict[str, Any]:
+    """What a template sees of roles that only the class of the tokenizer, the type of the model or a stored padding
+    names."""
+    tokenizers = {"pieces": pieces(3), "bytes": toy(3), "padded pieces": pieces(3), "padded bytes": toy(3)}
+    for name in ("padded pieces", "padded bytes"):
+        tokenizers[name].enable_padding(pad_id=5, pad_token="b")
+    kinds = ["LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2Tokenizer"]
+    named = [{}, {"bos_token": "<im_end>", "unk_token": None}, {"eos_token": None, "pad_token": "a"}]
+    cases = []
+    for kind in (*kinds, "PreTrainedTokenizerFast", None):
+        for model in ("llama", "qwen3_moe"):
+            for roles, name in itertools.product(named, tokenizers):
+                config = {**roles} | ({"tokenizer_class": kind} if kind else {})
+                stored = json.loads(tokenizers[name].to_str())
+                files = {
+                    "tokenizer.json": stored,
+                    "config.json": {"model_type": model},
+                    "tokenizer_config.json": {**config, "chat_template": ROLES},
+                }
+                text = load(files).apply_chat_template(MESSAGES[:1], tokenize=False)
+                cases.append({"tokenizer": name, "config": config, "model": model, "rendered": text})
     return {
-        "files": files,
-        "ids": load(files | {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}})(TEXT).input_ids,
+        "template": ROLES,
+        "tokenizers": {name: json.loads(own.to_str()) for name, own in tokenizers.items()},
+        "cases": cases,
     }
 
 
@@ -136,6 +178,7 @@ def main() -> None:
             padding_case(options)
             for options in ({"length": 64}, {"pad_to_multiple_of": 16}, {"direction": "left", "length": 30})
         ],
+        "defaults": default_cases(),
         "templates": template_cases(),
     }
     OUTPUT.write_text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")

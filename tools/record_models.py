@@ -1,18 +1,21 @@
-"""Record small random models that `oracle` lacks, by Hugging Face transformers: `python -m tools.record_models`.
+"""Record small random models that `oracle` lacks, by transformers: `python -m tools.record_models [NAME …]`
 
-Writes `fixtures/models/NAME/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
+Writes `fixtures/models/NAME_nano/{config.json,model.safetensors,expected.kdtr}` in the layout of the recordings that
 `tools.convert_oracle` converts: logits and hidden states of 90 tokens, and the logits of a 24-node tree, each node
-computed on its own path. It needs torch and transformers beside ddtree, in an environment of its own.
+computed on its own path. Without names it records all. Then it writes, for every model in that folder, the 24 tokens
+that greedy decoding gives after the 90, end tokens not heeded: `fixtures/generated.kdtr`. It needs torch, transformers,
+accelerate and compressed-tensors 0.20 beside ddtree, in an environment of its own.
 """
 
 import importlib.metadata
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
 
-from ddtree.kdtr import save
+from ddtree.kdtr import load, save
 
 MODELS = Path(__file__).parent.parent / "fixtures" / "models"
 COMMON = {"vocab_size": 199, "max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": 1}
@@ -43,6 +46,32 @@ CONFIGS = {
         "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "attention_bias": True, "rope_interleave": False,
         "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
         "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
+    },
+    "qwen2": COMMON | {
+        "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "use_sliding_window": False, "sliding_window": 40,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    },
+    "qwen2_window": COMMON | {
+        "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 40,
+        "max_window_layers": 2, "tie_word_embeddings": False, "rope_parameters": YARN, "rms_norm_eps": 1e-6,
+    },
+    "mistral": COMMON | {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 40, "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
+    },
+    "mistral_nemo": COMMON | {
+        "model_type": "mistral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": None,
+        "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "qwen3_moe_all": COMMON | {
+        "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "num_experts": 8,
+        "num_experts_per_tok": 3, "norm_topk_prob": True, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
     },
 }  # fmt: skip
 
@@ -78,9 +107,25 @@ def record(model: torch.nn.Module, seed: int) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
+@torch.no_grad()
+def generate(folder: Path) -> np.ndarray:
+    """The 24 most probable tokens, one after the other, after the recorded 90 of a model."""
+    method = AutoConfig.from_pretrained(folder).to_dict().get("quantization_config", {}).get("quant_method")
+    how = {"quantization_config": FineGrainedFP8Config(dequantize=True)} if method == "fp8" else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32, **how
+    ).eval()
+    ids = load(folder / "expected.kdtr")["input_ids"].tolist()
+    for _ in range(24):
+        ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return np.array(ids[-24:], dtype=np.int32)
+
+
 def main() -> None:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch"))
     for seed, (name, settings) in enumerate(CONFIGS.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         folder = MODELS / f"{name}_nano"
         model = random_model(settings, seed)
         model.save_pretrained(folder)
@@ -89,6 +134,8 @@ def main() -> None:
         note = "hidden_states[t+1] is after layer t, the last after the final norm; each tree node on its own path"
         save(folder / "expected.kdtr", record(model, seed), {"source": source, "note": note})
         print(f"{folder.name}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
+    texts = {folder.name: generate(folder) for folder in sorted(MODELS.iterdir())}
+    save(MODELS.parent / "generated.kdtr", texts, {"source": f"greedy decoding by transformers ({versions}), float32"})
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.deep:
         os.environ["DDTREE_DEEP"] = "1"
+    os.environ["DDTREE_QUIET"] = "1"  # what is said of slow compilation would be in the outputs of notebooks
     start = time.perf_counter()
     done = run_all(STATIC, long_steps(options.jobs))
     width = max(len(step.name) for step in done)

@@ -1,7 +1,8 @@
 """Compile the kernels that tests and notebooks share, two at a time, into the folder that DDTREE_CACHE names.
 
-`python -m tools.warm` takes every kernel that a module of the package has by name, and those in `kernels/`. Later
-processes find them there; without this, several that start together would compile the same kernel at the same time.
+`python -m tools.warm` takes those in `kernels/`, and every other kernel that a module of the package has by name and
+that does not come with the package. Later processes find them there; without this, several that start together would
+compile the same kernel at the same time.
 """
 
 import os
@@ -14,7 +15,9 @@ from multiprocessing import get_context
 from pkgutil import walk_packages
 
 import ddtree
+from ddtree.aot import EXPORTED
 from ddtree.cuda import Kernel
+from ddtree.cuda.kept import cache_folder
 
 
 @cache
@@ -28,14 +31,17 @@ def find_kernels() -> list[Kernel]:
 
 
 def compile_kernel(at: int) -> tuple[str, float]:
-    """Compile one kernel for the PTX machine; returns its name and the seconds that took."""
+    """Compile one kernel for sm_120, unless it comes with the package; returns its name and the seconds that took."""
     start, kernel = time.perf_counter(), find_kernels()[at]
-    kernel.ptx()
+    if kernel in EXPORTED:
+        kernel.ptx()
+    else:
+        kernel.ptx_to_run("sm_120")
     return kernel.name, time.perf_counter() - start
 
 
 def main() -> int:
-    if not os.environ.get("DDTREE_CACHE"):
+    if cache_folder() is None or "DDTREE_CACHE" not in os.environ:
         raise SystemExit("tools.warm keeps compiled kernels in the folder that DDTREE_CACHE names; make test sets it")
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         for name, seconds in pool.map(compile_kernel, range(len(find_kernels()))):

@@ -47,7 +47,7 @@ def worthwhile_size(tree: DraftTree, costs: ArrayLike, chain_length: int = 0) ->
     cost = check_costs(costs, len(tree), "worthwhile_size")
     if isinstance(chain_length, bool) or not isinstance(chain_length, int | np.integer) or chain_length < 0:
         raise ValueError(f"worthwhile_size: chain_length is {chain_length!r}; it takes an integer of at least 0")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         probabilities = exp(tree.scores.astype(np.float32)).astype(np.float64) * ONE
     gain = np.cumsum(probabilities.astype(np.int64)).astype(np.float64) / cost[: len(tree)]
     stops = np.flatnonzero(~(gain[1:] > gain[:-1])) + 1

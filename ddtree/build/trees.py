@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy import int32, uint32
 
-from ..cuda import Device, current_device, device_function
+from ..cuda import Library, current_device, device_function
 from ..tree import DraftTree
 
 # %% ../notebooks/12a_build_trees.ipynb #75487ea0
@@ -39,7 +39,7 @@ class Trees:
         return DraftTree(*(field[request, :n] for field in fields))
 
 # %% ../notebooks/12a_build_trees.ipynb #c1c04f1c
-def empty_trees(requests: int, places: int, device: Device | None = None) -> Trees:
+def empty_trees(requests: int, places: int, device: Library | None = None) -> Trees:
     """`Trees` on the device with nothing written, at least one place each, the root's; for `build_trees(out=...)`."""
     if places < 1:
         raise ValueError(f"empty_trees: places is {places}; a tree has at least one, its root's")

@@ -6,6 +6,7 @@
 __all__ = ['check_arch']
 
 # %% ../notebooks/06e_cuda_compile.ipynb #b3b5c0dc
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +17,20 @@ from typing import Any
 import numpy as np
 
 from .contract import Parameter
-from .functions import _REGISTERS, DeviceFunction, Instruction, WideLoad, cuda
+from .functions import _REGISTERS, AddressOf, Assembly, DeviceFunction, Instruction, WideLoad, cuda
 from .store import _def_line, _describe
 
 # %% ../notebooks/06e_cuda_compile.ipynb #94d2ccb4
 def _import(name: str) -> Any:
-    """A module of the `gpu` extra; raises ImportError that says what to install."""
+    """A module of the `dev` extra; raises ImportError that says what to install."""
     try:
+        if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 5):
+            raise ImportError(f"numba-cuda 0.30.4 needs numpy < 2.5, and numpy {np.__version__} is installed")
         return import_module(name)
     except ImportError as error:
         raise ImportError(
             f"{name} could not be imported ({error}). Compiling a kernel needs numba and the CUDA wheels, but no GPU "
-            "and no system CUDA. Run: python -m pip install 'ddtree[gpu]'"
+            "and no system CUDA. Run: python -m pip install 'ddtree[dev]'"
         ) from error
 
 # %% ../notebooks/06e_cuda_compile.ipynb #d7059309
@@ -39,7 +42,7 @@ def _capabilities() -> dict[str, tuple[int, int]]:
 
 
 def check_arch(arch: str) -> None:
-    """Raise ValueError for an architecture that the compiler does not know, ImportError without the `gpu` extra."""
+    """Raise ValueError for an architecture that the compiler does not know, ImportError without the `dev` extra."""
     if arch not in (known := _capabilities()):
         raise ValueError(f"the architecture is {arch!r}; the compiler knows {', '.join(known)}")
 
@@ -87,6 +90,69 @@ def _wide_load(count: int) -> Any:
 
     return extending.intrinsic(load)
 
+# %% ../notebooks/06e_cuda_compile.ipynb #bdae477b
+def _flat(parts: Sequence[str | tuple[str, ...]]) -> list[str]:
+    """The dtypes in a row, those of tuples too."""
+    return [dtype for part in parts for dtype in (part if isinstance(part, tuple) else (part,))]
+
+
+def _type_of(part: str | tuple[str, ...]) -> Any:
+    """A dtype, a tuple of one dtype, or () in numba's terms."""
+    numba = _import("numba")
+    kinds = [numba.from_dtype(np.dtype(dtype)) for dtype in _flat([part])]
+    if not isinstance(part, tuple):
+        return kinds[0]
+    return numba.types.UniTuple(kinds[0], len(kinds)) if kinds else numba.types.none
+
+
+def _assembly(assembly: Assembly) -> Any:
+    """The assembly in numba's terms."""
+    extending, ir, cgutils = _import("numba.cuda.extending"), _import("llvmlite.ir"), _import("numba.core.cgutils")
+    outs, ins = _flat([assembly.results]), _flat(assembly.arguments)
+    letters = ["=" + _REGISTERS[dtype] for dtype in outs] + [_REGISTERS[dtype] for dtype in ins]
+    constraints = ",".join(letters + ["~{memory}"] * assembly.memory)
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        taken, given = ([context.get_value_type(_type_of(dtype)) for dtype in part] for part in (ins, outs))
+        result = ir.VoidType() if not given else given[0] if len(given) == 1 else ir.LiteralStructType(given)
+        parts: list[Any] = []
+        for value, kind in zip(values, assembly.arguments, strict=True):
+            parts += cgutils.unpack_tuple(builder, value, len(kind)) if isinstance(kind, tuple) else [value]
+        together = ".sync" in assembly.text
+        function = ir.FunctionType(result, taken)
+        call = builder.asm(function, assembly.text, constraints, parts, assembly.memory or together)
+        if together:
+            call.attributes.add("convergent")
+        if not isinstance(assembly.results, tuple):
+            return call
+        found = [builder.extract_value(call, i) for i in range(len(outs))] if len(outs) > 1 else [call]
+        return context.make_tuple(builder, signature.return_type, found) if outs else context.get_dummy_value()
+
+    def type_call(typing: Any, *args: Any) -> Any:
+        return _type_of(assembly.results)(*map(_type_of, assembly.arguments)), emit
+
+    names = ["typing", *(f"a{i}" for i in range(len(assembly.arguments)))]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    vars(type_call)["__signature__"] = inspect.Signature(parameters)
+    return extending.intrinsic(type_call)
+
+# %% ../notebooks/06e_cuda_compile.ipynb #46e7341a
+def _address_of(space: str) -> Any:
+    """The address of an element of an array in this memory, in numba's terms."""
+    types, extending, ir = _import("numba").types, _import("numba.cuda.extending"), _import("llvmlite.ir")
+    number, bits = {"shared": (3, 32), "global": (1, 64)}[space]
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        place = builder.gep(array.data, [values[1]])
+        there = builder.addrspacecast(place, place.type.pointee.as_pointer(number))
+        return builder.ptrtoint(there, ir.IntType(bits))
+
+    def address(typing: Any, array: Any, i: Any) -> Any:
+        return (types.uint32 if bits == 32 else types.uint64)(array, types.int64), emit
+
+    return extending.intrinsic(address)
+
 # %% ../notebooks/06e_cuda_compile.ipynb #ae981303
 _ONE_AT_A_TIME = threading.RLock()  # numba's compiler is not made for several threads, and what follows is shared
 _JITTED: dict[tuple[str, str], Any] = {}  # by what a function depends on and the architecture
@@ -128,6 +194,10 @@ def _lower(value: Any, arch: str) -> Any:
         return _jitted(value.function, arch)
     if isinstance(value, WideLoad):
         return _wide_load(value.count)
+    if isinstance(value, Assembly):
+        return _assembly(value)
+    if isinstance(value, AddressOf):
+        return _address_of(value.space)
     return _intrinsic(value) if isinstance(value, Instruction) else value
 
 # %% ../notebooks/06e_cuda_compile.ipynb #dc01b2c3

@@ -73,6 +73,7 @@ def begin_token(metadata: Mapping[str, Any]) -> Any:
     """The id that begins a text, or None. metadata: of a GGUF file. Does not check the id: it is −1 where
     `add_bos_token` asks for a token that no key names."""
     first, asked = (metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "add_bos_token"))
-    if asked is None and metadata.get("tokenizer.ggml.pre") in BEGIN_BY_PRE:
+    pieces = metadata.get("tokenizer.ggml.model") == "llama"  # SentencePiece, as of Llama 2
+    if asked is None and (pieces or metadata.get("tokenizer.ggml.pre") in BEGIN_BY_PRE):
         return first
     return (-1 if first is None else first) if asked else None

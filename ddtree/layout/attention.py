@@ -89,8 +89,8 @@ def attention_mask(
 
     layout, lengths, stream: as in `layout_trees`. capacity: P, by default the largest length; columns from a request's
     length to P are hidden. dtype: "bool", True where a row sees a column, or "float32", "float16", "bfloat16" (as
-    uint16): 0 there and -inf elsewhere, or with `finite` the dtype's lowest number. out: the array to write; needed for
-    a graph and, without a capacity, for lengths on a GPU. From numpy arrays comes a numpy array.
+    uint16 but for torch): 0 there and -inf elsewhere, or with `finite` the dtype's lowest number. out: the array to
+    write; needed for a graph and, without a capacity, for lengths on a GPU. From numpy arrays comes a numpy array.
     Raises TypeError or ValueError for what does not fit; a length above P that only the GPU knows counts as P.
     """
     device = device or current_device()
@@ -105,8 +105,8 @@ def attention_mask(
         capacity = longest
     if capacity is None or capacity < (longest or 0):
         raise ValueError(f"attention_mask: the capacity is {capacity}, the largest length {longest}; pass a larger one")
-    element = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
-    mask = device.empty((requests, 1, places, capacity + places), element) if out is None else out
+    shape = requests, 1, places, capacity + places
+    mask = device.library(layout.masks).empty(shape, dtype) if out is None else out
     chosen = _mask_kernel(dtype, finite and dtype != "bool")
     chosen(device.take(layout.masks), there, mask, stream=stream, device=device)
     return device.numpy(mask) if stream is None and isinstance(layout.masks, np.ndarray) else mask

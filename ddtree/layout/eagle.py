@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..batch import hand_back, put
 from ..build import Trees
-from ..cuda import Device, Kernel, cuda, current_device, device_function, kernel
+from ..cuda import Device, Kernel, Library, cuda, current_device, device_function, kernel
 from .attention import attention_mask_ref, write_columns
 from .trees import LENGTHS, TreeLayout, check_words
 
@@ -140,7 +140,7 @@ _eagle_kernel = cache(make_eagle_kernel)
 
 
 def empty_eagle_tensors(
-    requests: int, places: int, mode: str = "full", committed: int = 0, device: Device | None = None
+    requests: int, places: int, mode: str = "full", committed: int = 0, device: Library | None = None
 ) -> EagleTensors:
     """`EagleTensors` on the device with nothing written; for `eagle_tensors(out=...)`.
 
@@ -188,7 +188,7 @@ def eagle_tensors(
                          "out=empty_eagle_tensors(R, N, 'full', committed)")  # fmt: skip
     committed = 0 if host is None else int(host.sum())
     size, dtype = eagle_mask(requests, places, mode, committed)
-    result = out or empty_eagle_tensors(requests, places, mode, committed, device)
+    result = out or empty_eagle_tensors(requests, places, mode, committed, device.library(trees.tokens))
     _check_eagle(result, size)
     inputs = [device.take(array) for array in (trees.tokens, trees.counts)]
     laid = [device.take(array) for array in vars(layout).values()]

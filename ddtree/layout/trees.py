@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LENGTHS', 'lay_out', 'lay_out_ref', 'lay_out_kernel', 'TreeLayout', 'layout_trees_ref', 'layout_trees_kernel',
-           'empty_layout', 'check_trees', 'check_words', 'layout_trees']
+           'empty_layout', 'check_trees', 'check_words', 'prepare_layout', 'layout_trees']
 
 # %% ../notebooks/13c_layout_trees.ipynb #37573772
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..batch import PerRequest, hand_back, put, whole
 from ..build import Trees
-from ..cuda import Device, cdiv, cuda, current_device, kernel
+from ..cuda import Device, Launch, Library, cdiv, cuda, current_device, kernel
 from .links import link_children, links_ref
 from .masks import climb, pack_words, parent_or_none, visibility_ref
 
@@ -79,7 +79,7 @@ def layout_trees_kernel(
             masks[request, start, np.uint32(place)] = bits[np.uint32(padded + place)]
 
 # %% ../notebooks/13c_layout_trees.ipynb #447c1294
-def empty_layout(requests: int, places: int, device: Device | None = None) -> TreeLayout:
+def empty_layout(requests: int, places: int, device: Library | None = None) -> TreeLayout:
     """`TreeLayout` on the device with nothing written, at least one place each; for `layout_trees(out=...)`."""
     if places < 1:
         raise ValueError(f"empty_layout: places is {places}; a tree has at least one, its root's")
@@ -130,6 +130,13 @@ def _check_places(places: int, device: Device) -> None:
         )
 
 
+def prepare_layout(trees: Trees, lengths: Any, layout: TreeLayout, device: Device) -> Launch:
+    """The launch of `layout_trees`, ready to run; all are arrays of the device or views."""
+    _check_places(trees.parents.shape[1], device)
+    inputs = trees.parents, trees.depths, trees.counts, lengths
+    return layout_trees_kernel.prepare(*inputs, *vars(layout).values(), device=device)
+
+
 def layout_trees(
     trees: Trees, lengths: Any, *, out: TreeLayout | None = None, stream: Any = None, device: Device | None = None
 ) -> TreeLayout:
@@ -143,11 +150,11 @@ def layout_trees(
     """
     device = device or current_device()
     requests, places = trees.parents.shape if stream is not None else check_trees(trees)
-    _check_places(places, device)
-    layout = check_words(out or empty_layout(requests, places, device))
-    inputs = [device.take(array) for array in (trees.parents, trees.depths, trees.counts)]
+    _check_places(places, device)  # before anything is made for them
+    layout = check_words(out or empty_layout(requests, places, device.library(trees.parents)))
     there, _ = put(LENGTHS, lengths, requests, "layout_trees", device, stream)
-    layout_trees_kernel(*inputs, there, *vars(layout).values(), stream=stream, device=device)
+    taken = {name: device.take(getattr(trees, name)) for name in ("parents", "depths", "counts")}
+    prepare_layout(replace(trees, **taken), there, layout, device)(stream)
     result: TreeLayout = hand_back(layout, trees.parents, stream, device)
     return result
 

@@ -10,6 +10,7 @@ __all__ = ['MAX_STEPS', 'Launch', 'launch', 'PtxProgram', 'load_ptx', 'GlobalMem
 
 # %% ../notebooks/05l_ptx.ipynb #7a8869fa
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,16 @@ import numpy as np
 
 from .arguments import Shape, check_shape, find_entry, pack_parameters
 from .arith import Lanes
+from .between import LaunchRaces
+from .copies import CopyingMemory
 from .machine import Counters, Machine, Tally, counters
-from .memory import Geometry, GlobalMemory, MemoryUnit
+from .memory import Geometry, GlobalMemory
 from .program import Program
+from .races import INSTRUCTION_BITS, LANE_BITS, TIME_BITS
 from .text import PtxError
 
 # %% ../notebooks/05l_ptx.ipynb #87780621
-MAX_STEPS = 1 << 22
+MAX_STEPS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,10 @@ def launch(
     lanes_at_once: int = 1 << 16,
     max_steps: int = MAX_STEPS,
 ) -> Launch:
-    """What `PtxProgram.launch` does: blocks run side by side, as many as fit in `lanes_at_once`, then the next ones."""
+    """What `PtxProgram.launch` does: blocks run side by side, as many as fit in `lanes_at_once`, then the next ones.
+
+    Long for its eleven arguments.
+    """
     entry = find_entry(program.entries, name, block)
     shape, threads = check_shape("grid", grid, 0), check_shape("block", block, 1024)
     parameters = pack_parameters(entry, args)
@@ -59,10 +66,16 @@ def launch(
     static = -(-entry.static_shared // 16) * 16 if dynamic_shared else entry.static_shared
     sizes = program.symbols.sizes | {"shared": static + dynamic_shared}
 
+    a_block = threads[0] * threads[1] * threads[2]
+    large = (
+        blocks * a_block >= 1 << LANE_BITS or len(program.code) >= 1 << INSTRUCTION_BITS or max_steps >= 1 << TIME_BITS
+    )
+    races = LaunchRaces(a_block, program.partial, program.fences, large)
+
     def run(first: int) -> Tally:
         geometry = Geometry(shape, threads, first, min(at_once, blocks - first))
-        unit = MemoryUnit(program.code, geometry, memory, sizes, program.granule, check, count)
-        machine = Machine(program, geometry, unit, parameters, addresses, static, max_steps)
+        unit = CopyingMemory(program.code, geometry, memory, sizes, program.granule, check, count, races.detector)
+        machine = Machine(program, geometry, unit, parameters, addresses, static, max_steps, entry.name)
         machine.run(program.starts[entry.name])
         return machine.tally()
 
@@ -99,14 +112,18 @@ class PtxProgram(Program):
         from their initial bytes at each launch.
 
         Blocks run side by side, as many as have 65,536 threads together, then the next ones: a block that waits for a
-        later one may wait for ever. `max_steps` is the number of straight runs of instructions after which a launch is
-        taken for endless (some minutes).
+        later one may wait for ever. After `max_steps` steps of such blocks a launch is taken for endless, PtxError
+        "endless": a step is a straight run of instructions; every 4,096 lanes that run, every 256 lanes of an atomic,
+        and every further round of one whose lanes meet at one place, count as one more. The default of 131,072 is
+        reached in some seconds, at most half a minute.
+        Several threads may launch at once, on one program and one memory.
         """
         memory = memory or GlobalMemory()
         return launch(self, name, grid, block, args, memory, dynamic_shared, check, count, max_steps=max_steps)
 
 # %% ../notebooks/05l_ptx.ipynb #737bd578
 _PROGRAMS: dict[str, PtxProgram] = {}
+_LOADING = threading.Lock()
 
 
 def load_ptx(text: str) -> PtxProgram:
@@ -115,9 +132,10 @@ def load_ptx(text: str) -> PtxProgram:
     Raises PtxError "syntax" or "unsupported", with the line, for text or an instruction the machine does not know.
     """
     key = hashlib.sha256(text.encode()).hexdigest()
-    if key not in _PROGRAMS:
-        _PROGRAMS[key] = PtxProgram(text)
-    return _PROGRAMS[key]
+    with _LOADING:
+        if key not in _PROGRAMS:
+            _PROGRAMS[key] = PtxProgram(text)
+        return _PROGRAMS[key]
 
 # %% ../notebooks/05l_ptx.ipynb #6a22f3bd
 from .barrier import BarrierRelease as BarrierRelease

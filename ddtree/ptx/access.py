@@ -31,6 +31,7 @@ _OPERATIONS = {
 }  # fmt: skip
 
 # %% ../notebooks/04c_ptx_access.ipynb #a761b095
+_STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 _QUALIFIERS = {
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "sys", "gpu", "cta", "cluster", "ca", "cg",
     "cs", "lu", "cv", "wb", "wt", "nc", "unified", "noftz", "L1::evict_normal", "L1::evict_first", "L1::evict_last",
@@ -41,12 +42,18 @@ _QUALIFIERS = {
 # %% ../notebooks/04c_ptx_access.ipynb #705b27d5
 @dataclass(frozen=True)
 class Access:
-    """What a memory instruction says: space ("" is generic), elements, element dtype, atomic operation or ""."""
+    """What a memory instruction says: space ("" is generic), elements, element dtype, atomic operation or "".
+
+    `strong`: an atomic, volatile, or with an order of memory, so that it does not race with others of its kind.
+    `release`: what its thread did before comes before it, as if after a fence.
+    """
 
     space: str
     count: int
     kind: str
     operation: str = ""
+    strong: bool = False
+    release: bool = False
 
     @property
     def dtype(self) -> str:
@@ -74,4 +81,5 @@ def memory_access(opcode: str) -> Access:
         raise PtxError("unsupported", f"{opcode} is not an instruction this machine knows")
     if space == "const" and base not in ("ld", "ldu"):
         raise PtxError("unsupported", f"{opcode}: constant memory can only be read")
-    return Access(space, count, kind, operation)
+    strong = base in ("atom", "red") or bool(_STRONG & set(mods))
+    return Access(space, count, kind, operation, strong, bool({"release", "acq_rel"} & set(mods)))

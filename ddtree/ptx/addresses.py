@@ -13,7 +13,7 @@ import numpy as np
 from .access import LOCAL_WINDOW, SHARED_WINDOW, WINDOW, Access
 from .arith import Lanes
 from .lanes import Geometry
-from .regions import GlobalMemory, Region
+from .regions import GlobalMemory, Region, nearest
 from .text import Instruction, PtxError
 
 Located = tuple[Region, Lanes] | None
@@ -35,7 +35,7 @@ def describe(kind: str, opcode: str, region: Region | None, relative: int, width
     if kind == "misaligned":
         return f"{opcode} at byte {relative}, which is not a multiple of {width}"
     if region is None:
-        return f"{opcode} at address {relative:#x}, where nothing is bound"
+        return f"{opcode} at address {relative % (1 << 64):#x}, where nothing is bound"
     what = "the array bound there" if region.space == "global" else f"{region.space} memory"
     return f"{opcode} of {width} bytes at byte {relative} of {what}, which has {region.size}"
 
@@ -98,6 +98,9 @@ class Memory:
         for bad, kind in ((outside, "out of bounds"), ((relative & np.uint64(width - 1)) != 0, "misaligned")):
             if bad.any():
                 at = int(np.argmax(bad))
+                if space not in self.spaces and kind == "out of bounds":
+                    region = nearest(self.memory, int(address[at]) + offset)
+                    relative = address - np.uint64(((region.base if region else 0) - offset) % (1 << 64))
                 message = describe(kind, self.code[i].opcode, region, int(relative[at]), width)
                 raise self.fail(kind, i, at if lanes is None else int(lanes[at]), message)
         assert region is not None

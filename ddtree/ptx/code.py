@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .arith import DTYPES
-from .instructions import InstructionCoder, MemoryCoder, MoveCoder
+from .instructions import InstructionCoder, MemoryCoder, MoveCoder, TileCoder
 from .program import Program, Step
 from .text import NO_EFFECT, Instruction
 from .values import BlockCoder, OperandCoder, ValueCoder, store_registers
@@ -54,11 +54,14 @@ class BlockCode:
     def __init__(self, program: Program, step: Step, some: bool) -> None:
         self.sheet = BlockCoder(program, step, some)
         self.operands = OperandCoder(ValueCoder(self.sheet))
-        moves, memory = MoveCoder(self.operands), MemoryCoder(self.operands)
+        moves, memory, tiles = MoveCoder(self.operands), MemoryCoder(self.operands), TileCoder(self.operands)
         self.plain: Callable[[Instruction], None] = InstructionCoder(self.operands).arithmetic
         self.table: dict[str, Callable[[Instruction], None]] = {
             "mov": moves.mov, "cvta": moves.cvta, "isspacep": moves.isspacep, "activemask": moves.activemask,
             "ld": memory.load, "ldu": memory.load, "st": memory.store, "atom": memory.atomic, "red": memory.reduce,
+            "mma": tiles.product, "ldmatrix": tiles.load_matrix, "stmatrix": tiles.store_matrix,
+            "movmatrix": tiles.move_matrix, "cp": tiles.copy,
+            "membar": memory.fence, "fence": memory.fence,
         }  # fmt: skip
 
     def instruction(self, instruction: Instruction) -> None:

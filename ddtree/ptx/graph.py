@@ -15,6 +15,7 @@ from .syntax import Address, Function, Instruction, Operand, Pair
 _NO_RESULT = {
     "st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "membar", "fence", "call", "prefetch",
     "prefetchu", "nanosleep", "discard", "griddepcontrol", "brkpt", "pmevent", "applypriority", "stackrestore",
+    "cp", "stmatrix",
 }  # fmt: skip
 
 

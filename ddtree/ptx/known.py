@@ -7,8 +7,11 @@ __all__ = ['count_operands', 'check_known']
 
 # %% ../notebooks/05a_ptx_known.ipynb #04a99d91
 from .arith import DTYPES, form
+from .copies import read_copy
+from .fragments import read_product
 from .memory import memory_access
-from .text import NO_EFFECT, WARP_SYNC, Instruction, Pair, PtxError
+from .text import NO_EFFECT, WARP_SYNC, Instruction, Operand, Pair, PtxError
+from .tiles import read_matrix_move
 
 # %% ../notebooks/05a_ptx_known.ipynb #796f8ad3
 def count_operands(instruction: Instruction) -> tuple[int, int]:
@@ -58,11 +61,44 @@ def _check_sync(end: Instruction) -> None:
     if base not in WARP_SYNC and "warp" not in mods and isinstance(number, int) and not 0 <= number < 16:
         raise end.error("syntax", f"{end.opcode} {number}: a block has barriers 0 to 15")
 
+# %% ../notebooks/05a_ptx_known.ipynb #b9968fc3
+def _sizes(operands: tuple[Operand, ...]) -> list[int]:
+    """How many registers each operand in braces has, 0 for any other operand."""
+    return [len(operand) if isinstance(operand, tuple) else 0 for operand in operands]
+
+
+def _check_matrix(instruction: Instruction) -> None:
+    """mma, ldmatrix, stmatrix and movmatrix: as many registers as the opcode says."""
+    opcode, operands = instruction.opcode, instruction.operands
+    if opcode.startswith("mma"):
+        wanted = list(read_product(opcode).counts)
+    else:
+        count = read_matrix_move(opcode).count
+        wanted = {"l": [count, 0], "s": [0, count], "m": [0, 0]}[opcode[0]]
+    if _sizes(operands) != wanted:
+        raise instruction.error("syntax", f"{opcode} with {_sizes(operands)} registers in braces, it takes {wanted}")
+
+
+def _check_copy(instruction: Instruction) -> None:
+    """cp.async: the size is 4, 8 or 16, and 16 for .cg; wait_group takes a number."""
+    opcode, operands = instruction.opcode, instruction.operands
+    kind = read_copy(opcode)
+    size = operands[2] if len(operands) > 2 else None
+    fits = {
+        "copy": len(operands) in (3, 4) and size in ((16,) if ".cg." in opcode else (4, 8, 16)),
+        "wait_group": len(operands) == 1 and isinstance(operands[0], int) and operands[0] >= 0,
+    }
+    if not fits.get(kind, not operands):
+        known = "[shared], [global], 4, 8 or 16 bytes (16 for .cg), and perhaps how many are read"
+        takes = {"copy": known, "wait_group": "a number"}.get(kind, "no operands")
+        raise instruction.error("syntax", f"{opcode} with operands that do not fit; it takes {takes}")
+
 # %% ../notebooks/05a_ptx_known.ipynb #378e1fc4
 _OPERANDS = {
     "mov": {2}, "cvta": {2}, "isspacep": {2}, "activemask": {1}, "ld": {2}, "ldu": {2}, "st": {2}, "atom": {3, 4},
     "red": {2}, "bra": {1}, "brx": {2}, "ret": {0}, "exit": {0}, "trap": {0}, "shfl": {5}, "vote": {3}, "match": {3},
-    "redux": {3}, "elect": {2}, "bar": {1, 2, 3, 4}, "barrier": {1, 2, 3, 4}, "call": {1, 2, 3},
+    "redux": {3}, "elect": {2}, "bar": {1, 2, 3, 4}, "barrier": {1, 2, 3, 4}, "call": {1, 2, 3}, "mma": {4},
+    "ldmatrix": {2}, "stmatrix": {2}, "movmatrix": {2}, "cp": {0, 1, 3, 4},
 }  # fmt: skip
 
 
@@ -79,6 +115,10 @@ def check_known(instruction: Instruction) -> None:
             _check_sync(instruction)
         elif base in ("mov", "cvta", "isspacep", "activemask"):
             _check_move(instruction)
+        elif base in ("mma", "ldmatrix", "stmatrix", "movmatrix"):
+            _check_matrix(instruction)
+        elif base == "cp":
+            _check_copy(instruction)
         elif base not in _OPERANDS and base not in NO_EFFECT:
             _check_form(instruction)
     except PtxError as error:

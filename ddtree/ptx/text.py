@@ -108,7 +108,7 @@ _CLASSES = {
     "load": "ld ldu", "store": "st", "atomic": "atom red", "shuffle": "shfl vote match redux elect activemask",
     "barrier": "bar barrier membar fence", "control": "bra brx ret exit call trap", "convert": "cvt cvta",
     "move": "mov isspacep prefetch prefetchu", "compare": "setp set selp slct testp",
-    "special": "rcp sqrt rsqrt ex2 lg2 sin cos tanh",
+    "special": "rcp sqrt rsqrt ex2 lg2 sin cos tanh", "matrix": "mma ldmatrix stmatrix movmatrix", "copy": "cp",
 }  # fmt: skip
 _CLASS_OF = {base: name for name, bases in _CLASSES.items() for base in bases.split()}
 

@@ -69,7 +69,7 @@ def count_access(
     warp = geometry.warp if lanes is None else geometry.warp.take(lanes)
     if region.space == "global":
         name = f"global_{'store' if write else 'load'}_sectors"
-        setattr(traffic, name, getattr(traffic, name) + sectors(where + region.base, warp))
+        setattr(traffic, name, getattr(traffic, name) + sectors(where + region.base % 32, warp))
     else:
         lane = geometry.lane if lanes is None else geometry.lane.take(lanes)
         passes, extra = bank_passes(where, warp, lane, width)

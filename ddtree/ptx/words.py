@@ -14,8 +14,8 @@ class PtxError(Exception):
     """What the PTX machine refuses, or found wrong in a kernel.
 
     `kind` is one of "syntax", "unsupported", "arguments", "out of bounds", "misaligned", "read-only",
-    "uninitialised read", "race", "divergent barrier", "mask", "endless", "trap". `thread` and `block` are (x, y, z) or
-    None, `ptx_line` counts from 1, `source` is "file.py:12" where the text has line information.
+    "uninitialised read", "race", "divergent barrier", "divergent warp", "mask", "endless", "trap". `thread` and `block`
+    are (x, y, z) or None, `ptx_line` counts from 1, `source` is "file.py:12" where the text has line information.
     """
 
     def __init__(

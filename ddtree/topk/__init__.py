@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['TEMPERATURE', 'make_group_kernel', 'make_choose_kernel', 'redux_max', 'redux_least', 'redux_most', 'redux_add',
-           'TopK', 'top_k_ref', 'comes_before', 'rank_among', 'merge_top_k_kernel', 'empty_top_k', 'top_k',
-           'merge_top_k']
+           'TopK', 'top_k_ref', 'comes_before', 'rank_among', 'merge_top_k_kernel', 'empty_top_k', 'prepare_top_k',
+           'top_k', 'merge_top_k']
 
 # %% ../notebooks/11h_topk.ipynb #11-topk-003
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from typing import Annotated, Any
 
@@ -19,7 +18,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..batch import PerRequest, check_kind, check_rows, positive, put
-from ..cuda import Device, GpuArray, Instruction, View, cdiv, cuda, current_device, device_function, kernel
+from ddtree.cuda import (
+    Device,
+    Instruction,
+    Launch,
+    Library,
+    View,
+    cdiv,
+    cuda,
+    current_device,
+    device_function,
+    kernel,
+)
 from ..numerics import add, larger
 from .floor import *  # noqa: F403
 from .keys import *  # noqa: F403
@@ -132,29 +142,14 @@ def merge_top_k_kernel(
 _FORMATS = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
-class _Memory:
-    """Memory of a GPU array with another shape and dtype, in C order."""
-
-    def __init__(self, view: View, shape: tuple[int, ...], dtype: str) -> None:
-        self.owner = view.owner
-        place = {"data": (view.address, True), "shape": shape, "strides": None}
-        self.__cuda_array_interface__ = {"version": 3, "typestr": dtype, "stream": None, **place}
-
-
-def _strides(view: View, array: Any) -> Sequence[int]:
+def _strides(view: View) -> Sequence[int]:
     """The distance in bytes along each axis."""
-    if view.ordered:
-        return [view.dtype.itemsize * prod(view.shape[axis + 1 :]) for axis in range(len(view.shape))]
-    if isinstance(view.owner, np.ndarray):
-        return view.owner.strides
-    if hasattr(array, "stride"):  # torch counts elements
-        return [step * view.dtype.itemsize for step in array.stride()]
-    return list(array.__cuda_array_interface__["strides"])
+    return view.strides or [view.dtype.itemsize * prod(view.shape[axis + 1 :]) for axis in range(len(view.shape))]
 
 
-def _row_step(view: View, array: Any) -> int:
+def _row_step(view: View) -> int:
     """The distance between rows in bytes; raises ValueError where there is no single one."""
-    strides, shape = _strides(view, array), view.shape
+    strides, shape = _strides(view), view.shape
     joined = all(n == 1 or s == m * t for n, s, m, t in zip(shape, strides, shape[1:-1], strides[1:-1], strict=False))
     if strides[-1] != view.dtype.itemsize or not joined or strides[-2] < 0 or strides[-2] % view.dtype.itemsize:
         raise ValueError(
@@ -164,39 +159,42 @@ def _row_step(view: View, array: Any) -> int:
     return strides[-2]
 
 # %% ../notebooks/11h_topk.ipynb #11-topk-051
-def _words(view: View, step: int, size: int) -> Any:
+def _words(view: View, step: int, size: int) -> View:
     """The memory of the logits as integers of `size` bytes."""
     rows, bytes_a_row = prod(view.shape[:-1]), view.shape[-1] * view.dtype.itemsize
     count = (step * (rows - 1) + bytes_a_row) // size if rows else 0
-    if not isinstance(view.owner, np.ndarray):
-        return _Memory(view, (count,), f"<i{size}")
-    itemsize = view.dtype.itemsize
-    flat = np.lib.stride_tricks.as_strided(view.owner.view(f"i{itemsize}"), (count * size // itemsize,), (itemsize,))
-    return flat.view(f"i{size}")
+    owner = view.owner
+    if isinstance(owner, np.ndarray) and not view.ordered:  # the PTX machine takes whole arrays only
+        itemsize = view.dtype.itemsize
+        flat = np.lib.stride_tricks.as_strided(owner.view(f"i{itemsize}"), (count * size // itemsize,), (itemsize,))
+        owner = flat.view(f"i{size}")
+    return view._replace(owner=owner, dtype=np.dtype(f"i{size}"), shape=(count,), strides=None)
 
 # %% ../notebooks/11h_topk.ipynb #3397493d
-def empty_top_k(shape: tuple[int, ...], k: int, device: Device | None = None) -> TopK:
-    """`TopK` for logits of this shape with nothing written, and the work arrays; for `top_k(out=...)`."""
+def empty_top_k(shape: tuple[int, ...], k: int, device: Library | None = None, *, work: bool = True) -> TopK:
+    """`TopK` for logits of this shape with nothing written, and the work arrays; for `top_k(out=...)`.
+
+    device: who makes the arrays, a device or the library of its arrays. work: with the arrays that one kernel hands to
+    the next.
+    """
     device = device or current_device()
     *axes, vocabulary = shape
     rows, spans, k = prod(axes), cdiv(vocabulary, SPAN), min(k, vocabulary)
     ids, logits, log_probs = (device.empty((*axes, k), dtype) for dtype in (np.int64, np.float32, np.float32))
-    chunks = count_chunks(rows, cdiv(vocabulary, GROUP))
-    work = device.empty((rows, spans), np.uint32), device.empty((rows, 4 * chunks, 6), np.int64)
-    return TopK(ids, logits, log_probs, device.empty(tuple(axes), np.float32), device.empty((*axes, 6), np.int64), work)
+    log_z, state = device.empty(tuple(axes), np.float32), device.empty((*axes, 6), np.int64)
+    if not work:
+        return TopK(ids, logits, log_probs, log_z, state)
+    states = rows, 4 * count_chunks(rows, cdiv(vocabulary, GROUP)), 6
+    work_arrays = device.empty((rows, spans), np.uint32), device.empty(states, np.int64)
+    return TopK(ids, logits, log_probs, log_z, state, work_arrays)
 
 # %% ../notebooks/11h_topk.ipynb #989c8748
-def _as_rows(result: TopK, rows: int) -> list[Any]:
+def _as_rows(result: TopK, rows: int, device: Device) -> list[View]:
     """The fields as (R, K), (R,) and (R, 6), on the same memory."""
-
-    def reshape(array: Any, *shape: int) -> Any:
-        is_gpu = isinstance(array, GpuArray)
-        return GpuArray(array.memory, shape, array.dtype) if is_gpu else np.reshape(array, shape, copy=False)
-
     k = result.ids.shape[-1]
-    shapes = [(rows, k), (rows, k), (rows, k), (rows,), (rows, 6)]
-    arrays = (result.ids, result.logits, result.log_probs, result.log_z, result.state)
-    return [reshape(array, *shape) for array, shape in zip(arrays, shapes, strict=True)]
+    shapes = {"ids": (rows, k), "logits": (rows, k), "log_probs": (rows, k), "log_z": (rows,), "state": (rows, 6)}
+    views = {name: device.view(name, getattr(result, name)) for name in shapes}
+    return [view if view.strides else view._replace(shape=shapes[name]) for name, view in views.items()]
 
 
 def _to_numpy(result: TopK, device: Device) -> TopK:
@@ -231,18 +229,6 @@ def _fitting(out: TopK, shape: tuple[int, ...], k: int) -> TopK:
     return out
 
 # %% ../notebooks/11h_topk.ipynb #b9e344c0
-@cache
-def _ones(requests: int, device: Device) -> Any:
-    """Temperatures that change nothing. Kept, as `_nothing` is: a call that a graph records then needs no memory."""
-    return device.array(np.ones(requests, np.float32))
-
-
-@cache
-def _nothing(requests: int, dtype: str, device: Device) -> Any:
-    """The bias (B, 0) or mask (B, 0) of a call without one."""
-    return device.empty((requests, 0), dtype)
-
-
 TEMPERATURE = PerRequest(
     "temperature",
     "float32",
@@ -255,18 +241,15 @@ TEMPERATURE = PerRequest(
 def _temperatures(temperature: Any, requests: int, device: Device) -> Any:
     """The temperatures (B,) on the device; raises ValueError for one that is not a finite number above 0."""
     if temperature is None:
-        return _ones(requests, device)
+        return device.filled((requests,), "float32", 1)
     return put(TEMPERATURE, temperature, requests, "top_k", device)[0]
 
 # %% ../notebooks/11h_topk.ipynb #494a0bea
-def _rows_of_requests(
-    name: str, values: Any, shape: tuple[int, int], dtypes: tuple[str, ...], device: Device
-) -> tuple[Any, View]:
-    """The array on the device and its view; raises ValueError for another shape, TypeError for another dtype."""
-    there = device.take(values)
-    view = device._view(name, there)
+def _rows_of_requests(name: str, values: Any, shape: tuple[int, int], dtypes: tuple[str, ...], device: Device) -> View:
+    """A view of the array on the device; raises ValueError for another shape, TypeError for another dtype."""
+    view = device.view(name, values if isinstance(values, View) else device.take(values))
     check_rows(name, view.shape, view.dtype, shape, dtypes, "top_k")
-    return there, view
+    return view
 
 
 def _adjustment(
@@ -275,18 +258,40 @@ def _adjustment(
     """Scales (B,), bias (B, V) or (B, 0), and mask (B, V) or (B, 0) on the device; raises TypeError or ValueError."""
     temperatures = _temperatures(temperature, shape[0], device)
     if bias is None:
-        bias = _nothing(shape[0], "float32", device)
+        bias = device.filled((shape[0], 0), "float32")
     else:
-        bias, _ = _rows_of_requests("bias", bias, shape, ("float32",), device)
+        bias = _rows_of_requests("bias", bias, shape, ("float32",), device)
     if allowed is None:
-        return temperatures, bias, _nothing(shape[0], "uint8", device)
-    _, view = _rows_of_requests("allowed", allowed, shape, ("bool", "uint8"), device)
+        return temperatures, bias, device.filled((shape[0], 0), "uint8")
+    view = _rows_of_requests("allowed", allowed, shape, ("bool", "uint8"), device)
     if not view.ordered:
         raise ValueError("top_k: allowed is not in C order; pass a contiguous copy")
-    here = isinstance(view.owner, np.ndarray)
-    return temperatures, bias, view.owner.view(np.uint8) if here else _Memory(view, view.shape, "|u1")
+    return temperatures, bias, view._replace(dtype=np.dtype(np.uint8))
 
 # %% ../notebooks/11h_topk.ipynb #ddd135cf
+def prepare_top_k(
+    logits: View, result: TopK, adjustment: tuple[Any, Any, Any] | None, first_id: int, device: Device
+) -> tuple[Launch, Launch]:
+    """The launches of `top_k`, ready to run. result: from `empty_top_k`, arrays or views. adjustment: temperatures
+    (B,), bias (B, V) or (B, 0) and mask (B, V) or (B, 0); None for none, which takes kernels that do less."""
+    *axes, vocabulary = logits.shape
+    rows, size, step = prod(axes), logits.dtype.itemsize, _row_step(logits)
+    aligned = vocabulary % GROUP == 0 and step % 16 == 0 and logits.address % 16 == 0
+    way = "adjusted" if adjustment else "wide" if aligned else "narrow"
+    requests, dtype = axes[0] if adjustment else 1, _FORMATS[logits.dtype.name]
+    edits = adjustment or _adjustment(None, None, None, (1, vocabulary), device)
+    common = step // size, vocabulary, *edits, max(1, rows // max(1, requests))
+    assert result.work is not None
+    chunks = result.work[1].shape[1] // 4
+    cut = chunks, groups_a_chunk(cdiv(vocabulary, GROUP), chunks)
+    words = _words(logits, step, 4 if way == "wide" else size), _words(logits, step, size)
+    first = make_top_k_partial(dtype, way).prepare(words[0], *common, *cut, *result.work, device=device)
+    places = count_places(result.ids.shape[-1])
+    outputs = *result.work, *_as_rows(result, rows, device)
+    second = make_top_k_select(dtype, adjustment is not None)
+    return first, second.prepare(words[1], *common, first_id, *places, *outputs, device=device)
+
+# %% ../notebooks/11h_topk.ipynb #ebf8a89f
 def top_k(
     logits: Any,
     k: int,
@@ -316,27 +321,14 @@ def top_k(
     check_kind("out", out, TopK, "top_k", "empty_top_k(logits.shape, k)")
     device = device or current_device()
     there = device.take(logits)
-    view = device._view("logits", there)
+    view = device.view("logits", there)
     _check_sizes(view, k)
-    *axes, vocabulary = view.shape
-    rows, size, step = prod(axes), view.dtype.itemsize, _row_step(view, there)
-    result = empty_top_k(view.shape, k, device) if out is None else _fitting(out, view.shape, k)
-    assert result.work is not None
+    result = empty_top_k(view.shape, k, device.library(there)) if out is None else _fitting(out, view.shape, k)
+    requests = view.shape[0], view.shape[-1]
     adjusted = not (temperature is None and bias is None and allowed is None)
-    aligned = vocabulary % GROUP == 0 and step % 16 == 0 and view.address % 16 == 0
-    way = "adjusted" if adjusted else "wide" if aligned else "narrow"
-    requests = axes[0] if adjusted else 1
-    adjustment = _adjustment(temperature, bias, allowed, (requests, vocabulary), device)
-    common = step // size, vocabulary, *adjustment, max(1, rows // max(1, requests))
-    dtype, where = _FORMATS[view.dtype.name], {"stream": stream, "device": device}
-    chunks = result.work[1].shape[1] // 4
-    cut = chunks, groups_a_chunk(cdiv(vocabulary, GROUP), chunks)
-    make_top_k_partial(dtype, way)(
-        _words(view, step, 4 if way == "wide" else size), *common, *cut, *result.work, **where
-    )
-    sizes = count_places(result.ids.shape[-1])
-    outputs = *result.work, *_as_rows(result, rows)
-    make_top_k_select(dtype, adjusted)(_words(view, step, size), *common, first_id, *sizes, *outputs, **where)
+    adjustment = _adjustment(temperature, bias, allowed, requests, device) if adjusted else None
+    for launch in prepare_top_k(view, result, adjustment, first_id, device):
+        launch(stream)
     if stream is not None or not isinstance(logits, np.ndarray):
         return result
     found = _to_numpy(result, device)
@@ -344,6 +336,12 @@ def top_k(
     return found
 
 # %% ../notebooks/11h_topk.ipynb #11-topk-053
+def _taken(result: TopK, device: Device) -> TopK:
+    """The result with its arrays on the device."""
+    names = ("ids", "logits", "log_probs", "log_z", "state")
+    return TopK(*(device.take(getattr(result, name)) for name in names))
+
+
 def merge_top_k(a: TopK, b: TopK, *, out: TopK | None = None, stream: Any = None, device: Device | None = None) -> TopK:
     """The result for a vocabulary in two parts, to the bit that of one call, from the results of the parts.
 
@@ -358,10 +356,10 @@ def merge_top_k(a: TopK, b: TopK, *, out: TopK | None = None, stream: Any = None
         raise ValueError(
             f"merge_top_k: the ids of a, b and out have shapes {shapes}; they take the same rows, out K = {k}"
         )
-    result = out or replace(empty_top_k((*axes, k), k, device), work=None)
-    one, two = ([device.take(x) for x in _as_rows(part, prod(axes))] for part in (a, b))
+    result = out or replace(empty_top_k((*axes, k), k, device.library(a.ids)), work=None)
+    one, two = (_as_rows(_taken(part, device), prod(axes), device) for part in (a, b))
     inputs = one[0], one[1], one[4], two[0], two[1], two[4]
-    merge_top_k_kernel(*inputs, *_as_rows(result, prod(axes)), stream=stream, device=device)
+    merge_top_k_kernel(*inputs, *_as_rows(result, prod(axes), device), stream=stream, device=device)
     return _to_numpy(result, device) if stream is None and isinstance(a.ids, np.ndarray) else result
 
 # %% ../notebooks/11h_topk.ipynb #869d4958

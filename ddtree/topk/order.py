@@ -152,10 +152,11 @@ def write_sorted(
         for i in range(lane, want, CHOOSERS):
             write_token(LAST_ID - i, i, result)
     elif found <= CHOOSERS // 4:
-        mine = chosen[np.uint32(min(lane >> 2, np.int32(found - 1)))]
-        place = place_of(mine, chosen, found)
-        if lane >> 2 < found and lane & 3 == 0:
-            write_token(mine, place, result)
+        if (lane & -32) >> 2 < found:  # the warps past the last rank have none
+            mine = chosen[np.uint32(min(lane >> 2, np.int32(found - 1)))]
+            place = place_of(mine, chosen, found)
+            if lane >> 2 < found and lane & 3 == 0:
+                write_token(mine, place, result)
     else:
         scale = scale_of(bounds, size)
         if put_in_bins(chosen, found, size, scale, starts, ranks, totals):

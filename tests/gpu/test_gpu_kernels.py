@@ -1,7 +1,9 @@
 """Small kernels: the PTX machine's bits are the GPU's, and both see what is wrong with the wrong ones."""
 
 import shutil
+import threading
 
+import numpy as np
 import pytest
 
 from tools.gpu_check import check_case as compare_case
@@ -45,3 +47,27 @@ def test_torch_streams_graphs_and_bfloat16_work_and_a_cpu_tensor_is_refused(gpu)
     results = check_torch(gpu)
     assert results.pop("CPU tensor").startswith("refused")
     assert set(results.values()) == {"equal"}
+
+
+def test_threads_share_the_gpu_and_each_gets_its_own_numbers(gpu):
+    """Launches, and graphs that each thread records and replays while the others launch."""
+    from tools.ptx_faults import plus_kernel
+
+    wrong = []
+
+    def work(i):
+        x, out, recorded = gpu.array(np.full(32, 1000 * i, np.int32)), gpu.empty(32, np.int32), gpu.empty(32, np.int32)
+        with gpu.graph() as graph:
+            plus_kernel(x, 7, recorded, stream=graph, device=gpu)
+        for k in range(200):
+            plus_kernel(x, k, out, device=gpu)
+            graph.replay()
+            if (gpu.numpy(out) != 1000 * i + k).any() or (gpu.numpy(recorded) != 1000 * i + 7).any():
+                wrong.append((i, k))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
