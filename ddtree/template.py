@@ -50,6 +50,10 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+_FAULTS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError,
+           AssertionError, NotImplementedError)  # fmt: skip
+
+
 def chat_environment() -> Sandbox:
     """The sandbox in which one chat template runs, as Hugging Face transformers sets it up, with limits."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -78,8 +82,6 @@ def in_order(value: Any) -> Any:
 
 # %% ../notebooks/28c_template.ipynb #ab2b1e83
 LARGEST_TEMPLATE = 2**20  # characters; those in use have 30,000 at most
-_FAULTS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError,
-           AssertionError, NotImplementedError)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def prepare_build(
     arguments = log_probs, ids, budgets, root_tokens, *others, costs, *vars(trees).values()
     return run.prepare(*arguments, device=device)
 
-
+# %% ../notebooks/12k_build.ipynb #671eeb99
 def build_trees(
     top_log_probs: Any,
     top_token_ids: Any,
