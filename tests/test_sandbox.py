@@ -29,6 +29,10 @@ TEXT = {
     "a product from the left": "{{ 10 ** 10 * 'x' }}",
     "a list": "{{ [0] * 10 ** 10 }}",
     "a power": "{{ 10 ** 9999999999 }}",
+    "a power of a large number": "{{ (10 ** 18) ** 9999 }}",
+    "a remainder of powers": "{{ 3 ** 1600000 % 3 ** 800000 }}",
+    "products of integers": "{% set n = namespace(a=3) %}{% for i in range(99) %}{% set n.a = n.a * n.a %}{% endfor %}",
+    "integers from bytes": "{{ (1).from_bytes(('x' * 300000).encode(), 'big') // 7 }}",
     "sums that double": "{% set n = namespace(a='x') %}{% for i in range(99) %}{% set n.a = n.a + n.a %}{% endfor %}",
     "joins that double": "{% set n = namespace(a='x') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
     "blocks that double": "{% set n = namespace(a='x') %}{% for i in range(99) %}"
