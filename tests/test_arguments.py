@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree.cuda import PtxDevice
-from ddtree.draft import Draft, draft_tree, empty_draft
+from ddtree.draft import Draft, DraftPlan, draft_tree, empty_draft
 from ddtree.engine import Engine
 from ddtree.topk import top_k, top_k_ref
 from ddtree.tree import build_tree, plan_compaction, top_log_probs
@@ -32,6 +32,17 @@ def test_what_is_no_device_and_no_output_is_refused_by_name(value):
             call(LOGITS, 4, device=value)
         with pytest.raises(TypeError, match=r"out is .*; it takes a (Draft|TopK), e\.g\. empty"):
             call(LOGITS, 4, out=value)
+
+
+@pytest.mark.parametrize("value", ["cpu", 3, object])
+def test_a_plan_refuses_the_same_by_name(value):
+    for call in (DraftPlan, lambda shape, device: empty_draft(shape, 5, device)):
+        with pytest.raises(TypeError, match=r"device is .*; it takes a (Device|Library), e\.g\. PtxDevice"):
+            call(LOGITS.shape, device=value)
+    with pytest.raises(TypeError, match=r"out is .*; it takes a Draft, e\.g\. plan\.empty"):
+        DraftPlan(LOGITS.shape, device=PtxDevice()).run(LOGITS, out=value)
+    with pytest.raises(ValueError, match="a budget is 40000; with 1 requests it is at most 32767"):
+        DraftPlan(LOGITS.shape, budget=40_000, device=PtxDevice())
 
 
 @given(made=st.integers(1, 40), used=st.integers(1, 40), budget=st.integers(1, 45))
