@@ -125,7 +125,7 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
         raise CheckpointError(f"{path}: {error}") from None
 
 # %% ../notebooks/29_chat.ipynb #3b163f0b
-from .checkpoint import json_object
+from .checkpoint import json_object, read_text
 from .template import Chat as Chat
 from .template import chat_environment as chat_environment
 from .tokenizer import read_special_tokens, tokenizer_class
@@ -136,11 +136,11 @@ def folder_templates(folder: Path) -> dict[str, str]:
     `additional_chat_templates`, else those of `tokenizer_config.json`. Raises CheckpointError if one is damaged."""
     config, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    files |= {"default": own} if own.is_file() else {}
+    files |= {"default": own} if own.exists() else {}
     try:
         if files:
-            return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-        found = json_object(config).get("chat_template") if config.is_file() else None
+            return {name: read_text(path) for name, path in files.items()}
+        found = json_object(config).get("chat_template") if config.exists() else None
         named = {entry["name"]: entry["template"] for entry in found} if isinstance(found, list) else found or {}
         return {"default": named} if isinstance(named, str) else {str(name): str(named[name]) for name in named}
     except (ValueError, AttributeError, TypeError, KeyError) as error:

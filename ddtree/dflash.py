@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import CheckpointError, Stored, catalogue, check_counts, find_weights, load_config, load_weights
+from .checkpoint import CheckpointError, Stored, catalogue, check_counts, find_weights, is_drafter
+from .checkpoint import load_config as load_config
+from .checkpoint import load_weights as load_weights
 from .config import ModelConfig, layer_shapes
 from .dflash_config import DraftConfig as DraftConfig
 from .dflash_config import default_layer_ids as default_layer_ids
@@ -59,6 +61,8 @@ class DraftFiles:
 def check_drafter(folder: str | Path, target: ModelConfig) -> DraftFiles:
     """Check a drafter for `target` by its config and by the names and shapes of its tensors. Raises CheckpointError."""
     raw = load_config(folder)
+    if not is_drafter(raw):
+        raise CheckpointError(f"{folder} is no DFlash drafter: its config.json has no dflash_config")
     try:
         config = read_draft_config(raw)
         check_fit(config, target)
@@ -139,7 +143,7 @@ class Drafter:
         layers = self.config.layers
         return KVCache(layers.num_hidden_layers, layers.num_key_value_heads, 2 * layers.head_dim)
 
-    @np.errstate(under="ignore")  # what is too small for float32 is 0
+    @np.errstate(all="ignore")
     def draft(self, bonus: int, features: F32, cache: KVCache) -> F32:
         """Predict the positions after the bonus token; commits `features` to `cache`.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .checkpoint import CheckpointError, take, take_size
+from .checkpoint import CheckpointError, shown, take, take_size
 from .config import ModelConfig, read_config, refuse
 
 
@@ -69,7 +69,7 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
     for key, value in take(config, "dflash_config", dict, {}).items():
         if key not in known and value is not None:
             raise CheckpointError(
-                f"config.json: dflash_config.{key} = {value!r} is not known; it may change the drafts"
+                f"config.json: dflash_config.{key} = {shown(value)} is not known; it may change the drafts"
             )
 
 # %% ../notebooks/25b_dflash_config.ipynb #e0967356
@@ -107,7 +107,7 @@ def read_taps(keys: Mapping[str, Any], draft_layers: int, target_layers: int | N
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or i < 0 or (target_layers is not None and i >= target_layers):
             raise CheckpointError(
-                f"config.json: target_layer_ids names layer {i!r}, the target has {target_layers or 'fewer'}"
+                f"config.json: target_layer_ids names layer {shown(i)}, the target has {target_layers or 'fewer'}"
             )
     return tuple(ids)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['F32', 'I64', 'Stop', 'LARGEST_BUDGET', 'root_only', 'best_tree', 'Round', 'Text', 'decode', 'Result', 'run_to_end',
-           'check_request', 'EngineFiles', 'check_engine', 'Engine']
+           'check_request', 'EngineFiles', 'check_device', 'check_engine', 'Engine']
 
 # %% ../notebooks/27_engine.ipynb #b694414d
 import time
@@ -185,7 +185,7 @@ def check_request(
     vocabulary, limit = target.config.vocab_size, target.config.max_position_embeddings
     if (bad := prompt[(prompt < 0) | (prompt >= vocabulary)]).size:
         raise ValueError(f"token id {bad[0]} is outside the vocabulary of {vocabulary}")
-    if prompt.size + max_new_tokens > limit:
+    if prompt.size + int(max_new_tokens) > limit:
         raise ValueError(
             f"{prompt.size} prompt tokens + {max_new_tokens} new ones exceed the model's {limit} positions"
         )
@@ -207,6 +207,12 @@ class EngineFiles:
         """Read the weights. progress: called with each weight's name. Raises CheckpointError if a file is damaged."""
         target = Model(self.target.config, read_model_weights(self.target, progress))
         return Engine(target, Drafter.read(self.drafter, target, progress=progress) if self.drafter else None)
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless the engine runs on that device."""
+    if device != "cpu":
+        raise ValueError(f"device is {device!r}; this engine runs on 'cpu'")
 
 
 def check_engine(target_dir: str | Path, draft_dir: str | Path | None = None) -> EngineFiles:
@@ -235,8 +241,7 @@ class Engine:
 
         Raises CheckpointError if a folder cannot be used, ValueError for another device.
         """
-        if device != "cpu":
-            raise ValueError(f"device is {device!r}; this engine runs on 'cpu'")
+        check_device(device)
         return check_engine(target_dir, draft_dir).read(progress)
 
     def generate(

@@ -43,6 +43,7 @@ def dense(weight: Weight) -> F32:
 TILE_BYTES = 1 << 20  # of a weight; the second-level cache of a core
 
 
+@np.errstate(all="ignore")
 def linear(x: F32, weight: Weight, bias: F32 | None = None) -> F32:
     """Multiply rows by a weight matrix, `x @ weight.T + bias`, each row by itself: batch-invariant.
 
@@ -64,6 +65,7 @@ def project(x: F32, w: Mapping[str, Weight], name: str) -> F32:
     return linear(x, w[name], None if bias is None else dense(bias))
 
 # %% ../notebooks/20_layers.ipynb #e432a5a9
+@np.errstate(all="ignore")
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """Normalise rows by their root mean square: `x / sqrt(mean(x²) + eps) · weight`.
 
@@ -82,6 +84,7 @@ def silu(x: F32) -> F32:
     return gated
 
 
+@np.errstate(all="ignore")
 def swiglu(x: F32, w: Mapping[str, Weight], name: str) -> F32:
     """The gated feed-forward block: `down(silu(gate(x)) · up(x))`.
 
@@ -156,6 +159,7 @@ def yarn_ramp(rope: Rope, scaling: Yarn) -> F32:
     return ramp
 
 # %% ../notebooks/20_layers.ipynb #c72f5e33
+@np.errstate(all="ignore")
 def rope_frequencies(rope: Rope) -> F32:
     """The angle a position adds to each pair, (dim // 2,) float32.
 
@@ -173,12 +177,14 @@ def rope_frequencies(rope: Rope) -> F32:
     return frequencies / np.float32(rope.scaling.factor) * (1 - fast) + frequencies * fast
 
 
+@np.errstate(all="ignore")
 def rope_tables(positions: I64, rope: Rope) -> tuple[F32, F32]:
     """Cosines and sines of the rotary angles. positions: (n,) int. Returns cos, sin: (n, dim // 2) float32."""
     angles = positions.astype(np.float32)[:, None] * rope_frequencies(rope)
     return np.cos(angles) * np.float32(rope.amplitude), np.sin(angles) * np.float32(rope.amplitude)
 
 # %% ../notebooks/20_layers.ipynb #a1841f89
+@np.errstate(all="ignore")
 def apply_rope(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     """Turn each head by its position's angles.
 
@@ -192,6 +198,7 @@ def apply_rope(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 # %% ../notebooks/20_layers.ipynb #37ef80df
+@np.errstate(all="ignore")
 def attention(q: F32, k: F32, v: F32, mask: NDArray[np.bool_] | None = None) -> F32:
     """Grouped-query attention: `softmax(q kᵀ / √d) v` over the keys that the mask allows.
 
@@ -262,6 +269,7 @@ def sum_blocks(parts: F32) -> F32:
     return total
 
 # %% ../notebooks/20_layers.ipynb #10e1cc4b
+@np.errstate(all="ignore")
 def tree_attention(
     q: F32, prefix: F32, new: F32, table: I64, value: slice, scale: float | None = None, window: int | None = None
 ) -> F32:

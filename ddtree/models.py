@@ -22,6 +22,7 @@ from ddtree.checkpoint import (
     catalogue,
     check_counts,
     find_weights,
+    is_drafter,
     load_config,
     load_weights,
     plain_name,
@@ -127,6 +128,8 @@ def find_model_weights(path: str | Path, config: ModelConfig) -> ModelFiles:
 def check_model(path: str | Path) -> ModelFiles:
     """Check a target by its config and by the names and shapes of its tensors. Raises CheckpointError."""
     raw = load_config(path)
+    if is_drafter(raw):
+        raise CheckpointError(f"{path} is a DFlash drafter; give the model it was trained for as the target")
     try:
         config = read_config(raw)
     except CheckpointError as error:
@@ -314,16 +317,16 @@ class Model:
 
     def embed(self, tokens: Sequence[int] | I64) -> F32:
         """Embedding rows (n, H) of token ids. Raises ValueError for an id outside the vocabulary."""
-        ids = np.asarray(tokens, dtype=np.int64)
-        if bad := [int(i) for i in ids if not 0 <= i < self.config.vocab_size]:
+        if bad := [int(i) for i in tokens if not 0 <= i < self.config.vocab_size]:
             raise ValueError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}")
-        return self._embedding[ids]
+        return self._embedding[np.asarray(tokens, dtype=np.int64)]
 
+    @np.errstate(all="ignore")
     def head(self, x: F32) -> F32:
         """Logits (n, V) of rows that are already normed. x: (n, H) float32."""
         return linear(x, self._head)
 
-    @np.errstate(under="ignore")  # what is too small for float32 is 0
+    @np.errstate(all="ignore")
     def forward(
         self,
         tokens: Sequence[int] | I64,

@@ -19,6 +19,7 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position])).random())
 
 # %% ../notebooks/26b_sampling.ipynb #86c1d8d8
+@np.errstate(all="ignore")
 def keep_probable(probabilities: NDArray[np.float64], top_k: int, top_p: float) -> NDArray[np.float64]:
     """Set tokens to 0 that are outside the top_k, then those outside the smallest set that holds a share of top_p.
 
@@ -65,6 +66,7 @@ class Sampling:
 GREEDY = Sampling()
 
 # %% ../notebooks/26b_sampling.ipynb #877c1001
+@np.errstate(all="ignore")
 def choose_token(logits: F32, position: int, sampling: Sampling) -> int:
     """The next token from one row of logits (V,) for the token at `position`. Raises ValueError if a logit is NaN."""
     best = int(np.argmax(logits))
@@ -74,8 +76,7 @@ def choose_token(logits: F32, position: int, sampling: Sampling) -> int:
         )
     if sampling.temperature == 0.0:
         return best
-    with np.errstate(all="ignore"):  # a tiny temperature: all but the largest logit go to -inf
-        powers = np.exp((logits.astype(np.float64) - float(logits[best])) / sampling.temperature)
-    mass = np.cumsum(keep_probable(powers, sampling.top_k, sampling.top_p))
+    scaled = (logits.astype(np.float64) - float(logits[best])) / sampling.temperature  # -inf if it is tiny
+    mass = np.cumsum(keep_probable(np.exp(scaled), sampling.top_k, sampling.top_p))
     drawn = np.searchsorted(mass, uniform(sampling.seed, position) * mass[-1], side="right")
     return int(min(drawn, np.flatnonzero(np.diff(mass, prepend=0.0))[-1]))

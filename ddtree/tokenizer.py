@@ -127,7 +127,7 @@ def default_roles(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, st
 def read_special_tokens(folder: Path) -> SpecialTokens:
     """What the files beside `tokenizer.json` say of special tokens. Raises CheckpointError if one is damaged."""
     names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-    config, roles, added = (json_object(folder / name) if (folder / name).is_file() else {} for name in names)
+    config, roles, added = (json_object(folder / name) if (folder / name).exists() else {} for name in names)
     source, entries = names[2], added
     if config.get("added_tokens_decoder") is not None:
         source, entries, roles = names[0], config["added_tokens_decoder"], {}

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 # %% ../notebooks/08_tree.ipynb #08-tree-017
 def _log_z(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The logarithm of the sum of exp of each row, (L, 1); 0 for a row of -inf alone."""
+    """The logarithm of the sum of exp of each row, (L, 1); 0 for a row below -2**20 throughout."""
     largest = rows.max(axis=1, keepdims=True, initial=-np.inf).astype(np.float64)
-    shift = np.where(largest == -np.inf, 0.0, largest)
+    shift = np.where(largest < -(2.0**20), 0.0, largest)
     total = np.exp(rows - shift).sum(axis=1, keepdims=True)
     return (shift + np.log(np.where(total == 0, 1.0, total))).astype(np.float32)
 
@@ -101,12 +101,14 @@ def _as_ids(values: ArrayLike, name: str, shape: tuple[int, ...]) -> NDArray[np.
     return ids.astype(np.int64)
 
 
-def _as_count(value: int, name: str) -> int:
-    """`value` as an int of at least 0."""
+def _as_count(value: int, name: str, most: int = 2**62) -> int:
+    """`value` as an int from 0 to `most`: a position and a depth together still fit int64."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it takes an integer of at least 0")
     if value < 0:
         raise ValueError(f"{name} is {value}; it takes an integer of at least 0")
+    if value > most:
+        raise ValueError(f"{name} is {value}; it takes an integer of at most {most}")
     return int(value)
 
 # %% ../notebooks/08_tree.ipynb #08-tree-033
@@ -222,19 +224,20 @@ def _refuse(bad: NDArray[np.bool_], rows: NDArray[Any], name: str, rule: str) ->
         raise ValueError(f"{name} row {row} has {rows[row, column]} in column {column}; {rule}")
 
 
+@np.errstate(all="ignore")
 def top_log_probs(logits: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The `k` most probable tokens of each position: log-probabilities (L, K) float32, token ids (L, K) int64.
 
     logits: (L, V) float32, a row a position; -inf masks a token. k: at least 0; K = min(k, V). Rows are sorted by
     descending logit, equal logits by ascending id. Log-softmax: logit - log_z in float32, where log_z is the logarithm
-    of the sum of exp(logit), summed in float64 and rounded to float32 once. A row of -inf alone gives -inf. Raises
-    TypeError for another dtype, ValueError naming the row for NaN and +inf.
+    of the sum of exp(logit), summed in float64 and rounded to float32 once. A row with no logit of -2**20 or more has
+    nothing to draft: its log_z is 0, so its tokens keep their logits as scores, and -inf alone stays -inf; `top_k` and
+    `draft_tree` do the same. Raises TypeError for another dtype, ValueError naming the row for NaN and +inf.
     """
     rows = _as_rows(logits, "logits")
     k = min(_as_count(k, "k"), rows.shape[1])
     ids = np.array([_top_ids(row, k) for row in rows], np.int64).reshape(len(rows), k)
-    with np.errstate(all="ignore"):  # less than the smallest float32 is -inf: as good as masked
-        return np.take_along_axis(rows, ids, axis=1) - _log_z(rows), ids
+    return np.take_along_axis(rows, ids, axis=1) - _log_z(rows), ids  # beyond the smallest float32: -inf, as if masked
 
 # %% ../notebooks/08_tree.ipynb #08-tree-035
 def build_tree(
@@ -275,7 +278,7 @@ def build_tree(
     depths = np.array([0, *(len(ranks) for _, ranks, _ in nodes)], np.int32)
     ranks = np.array([-1, *(ranks[-1] for _, ranks, _ in nodes)], np.int32)
     return DraftTree(
-        tokens=np.concatenate([[_as_count(root_token, "root_token")], ids[depths[1:] - 1, ranks[1:]]]),
+        tokens=np.concatenate([[_as_count(root_token, "root_token", 2**63 - 1)], ids[depths[1:] - 1, ranks[1:]]]),
         parents=np.array([-1, *(parent for _, _, parent in nodes)], np.int32),
         depths=depths,
         scores=np.array([0.0, *(score for score, _, _ in nodes)]),

@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from ddtree.engine import Engine
 from ddtree.kdtr import load
 from gguf_writer import llama_as_gguf
 from random_models import FIXTURES, PAIR, random_engine
+from tools import cli_mistakes
 
 SMOLLM2 = FIXTURES.parent / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATE = ["generate", "--model", str(PAIR), "--prompt-file", str(FIXTURES / "prompts" / "load_config.txt")]
@@ -166,26 +169,45 @@ def test_seed_decides_sampled_text():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("status", "arguments", "message"),
     [
-        (["generate", "--prompt", "x"], "give either --model"),
-        (["generate", "--model", "nowhere", "--prompt", "x"], "has no config.json"),
-        (["generate", "--model", str(PAIR), "--draft", "x", "--prompt", "x"], "--draft goes with --target"),
-        (["generate", "--model", "nowhere.gguf", "--prompt", "x"], "nowhere.gguf does not exist"),
-        (["generate", "--model", str(PAIR)], "give the prompt with --prompt TEXT or --prompt-file FILE"),
-        (["generate", "--model", str(PAIR), "--prompt", ""], "the prompt has no tokens"),
-        (["generate", "--model", str(PAIR), "--prompt", "x", "--stop", ""], "--stop needs a text"),
-        (["generate", "--model", str(PAIR), "--prompt", "x", "--top-p", "2"], "top_p is 2.0"),
-        (["generate", "--model", str(PAIR), "--prompt-file", "nowhere.txt"], "nowhere.txt"),
-        (["generate", "--target", str(PAIR / "target"), "--prompt", "x", "--budget", "4"], "no drafter was loaded"),
+        (2, ["generate", "--prompt", "x"], "give either --model"),
+        (1, ["generate", "--model", "nowhere", "--prompt", "x"], "a model is a folder with config.json"),
+        (2, ["generate", "--model", str(PAIR), "--draft", "x", "--prompt", "x"], "--draft goes with --target"),
+        (1, ["generate", "--model", "nowhere.gguf", "--prompt", "x"], "nowhere.gguf does not exist"),
+        (2, ["generate", "--model", str(PAIR)], "give the prompt with --prompt TEXT or --prompt-file FILE"),
+        (1, ["generate", "--model", str(PAIR), "--prompt", ""], "the prompt has no tokens"),
+        (2, ["generate", "--model", str(PAIR), "--prompt", "x", "--stop", ""], "--stop needs a text"),
+        (2, ["generate", "--model", str(PAIR), "--prompt", "x", "--top-p", "-1"], "top_p is -1.0"),
+        (1, ["generate", "--model", str(PAIR), "--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (1, ["generate", "--target", str(PAIR / "target"), "--prompt", "x", "--budget", "4"], "no drafter was loaded"),
+        (2, ["generate", "--model", str(PAIR), "--prompt", "x", "--device", "cuda"], "runs on 'cpu'"),
+        (2, ["tree", "--model", str(PAIR), "--prompt", "x", "--json", "-o", "x.svg"], "not both"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    error = " ".join(run(*arguments, code=2).stderr.split())
+def test_bad_input_is_one_line_with_its_exit_status(status, arguments, message):
+    error = " ".join(run(*arguments, code=status).stderr.split())
     assert error.startswith("ddtree: ") and message in error
 
 
-@pytest.mark.parametrize("arguments", [["--budget", "-1"], ["--max-new-tokens", "0"], ["--budget", "x"], ["--unknown"]])
+def test_the_likely_mistakes_end_as_recorded():
+    text = cli_mistakes.transcript()
+    typers = [re.search(r"Typer \d[\w.]*", one)[0] for one in (text, cli_mistakes.RECORD.read_text("utf-8"))]
+    same = typers[0] == typers[1]  # its own lines are Typer's; ours are compared in any case
+    mine, recorded = (one if same else re.sub(r"Usage: .*\n|Typer .*\n|Try .*\n\n|Error: .*\n", "", one)
+                      for one in (text, cli_mistakes.RECORD.read_text("utf-8")))  # fmt: skip
+    assert mine == recorded
+    statuses = re.findall(r"\[exit (\d+)\]\n(ddtree: .+|Usage: .+)", text)
+    assert len(statuses) == len(cli_mistakes.COMMANDS.splitlines()) >= 16 and {status for status, _ in statuses} == {
+        "1",
+        "2",
+    }
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--budget", "-1"], ["--max-new-tokens", "0"], ["--budget", "x"], ["--unknown"], ["--top-p", "2"]]
+)
 def test_numbers_out_of_range_are_refused(arguments):
     run(*GENERATE, *arguments, code=2)
 
@@ -233,6 +255,66 @@ def test_a_reader_that_goes_away_is_no_error_message():
     command = f"{sys.executable} -c 'from ddtree.cli import main; main()' {' '.join(GENERATE)} --max-new-tokens 400"
     result = subprocess.run(["bash", "-c", f"{command} | head -c 3"], capture_output=True, text=True, timeout=600)
     assert len(result.stdout) == 3 and "Traceback" not in result.stderr and "Broken" not in result.stderr
+
+
+def shell(command, **environment):
+    """Run a line of bash in which `ddtree` is this program."""
+    program = f"ddtree() {{ {shlex.quote(sys.executable)} -c 'from ddtree.cli import main; main()' \"$@\"; }}; "
+    environment = {**os.environ, "PYTHONPATH": str(FIXTURES.parent), **environment}
+    return subprocess.run(["bash", "-c", program + command], capture_output=True, timeout=600, env=environment)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_output_that_is_full_is_one_line():
+    result = shell(f"ddtree {shlex.join(GENERATE)} --max-new-tokens 4 > /dev/full")
+    assert result.returncode == 1 and result.stderr == b"ddtree: standard output: No space left on device\n"
+
+
+def test_closed_outputs_stop_nothing(tmp_path):
+    short = f"ddtree {shlex.join(GENERATE)} --max-new-tokens 4"
+    for closed in (">&-", "2>&-", ">&- 2>&-", "<&-"):
+        result = shell(f"{short} {closed}")
+        assert result.returncode == 0 and b"Traceback" not in result.stderr
+    assert shell(f"ddtree tree --model {PAIR} --prompt 'import ' -o {tmp_path}/x.svg >&- 2>&-").returncode == 0
+    assert (tmp_path / "x.svg").read_text("utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252", "utf-8"])
+def test_a_terminal_without_the_letters_of_a_tree_gets_plain_ones(encoding):
+    command = f"ddtree tree --model {PAIR} --prompt 'for name in sorted(' --budget 6"
+    result = shell(command, PYTHONIOENCODING=encoding)
+    lines = result.stdout.decode(encoding).splitlines()
+    assert result.returncode == 0 and len(lines) >= 7
+    assert lines[0][0] == ("●" if encoding == "utf-8" else "@")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_text_with_letters_that_a_terminal_lacks_is_written(encoding):
+    script = "from ddtree.cli import prepare_outputs; prepare_outputs(); print('é漢')"
+    result = shell(f'{shlex.quote(sys.executable)} -c "{script}"', PYTHONIOENCODING=encoding)
+    assert result.stdout.decode(encoding) == ("é?\n" if encoding == "latin-1" else "??\n")
+
+
+def test_a_prompt_from_a_source_without_end_is_refused():
+    error = run("generate", "--model", str(PAIR), "--prompt-file", "/dev/zero", code=2).stderr
+    assert "has more than 16777216 bytes" in error
+
+
+def test_a_prompt_may_come_from_a_pipe(tmp_path):
+    result = shell(f"ddtree generate --model {PAIR} --prompt-file <(echo -n 'import ') --max-new-tokens 3")
+    assert result.returncode == 0 and len(result.stdout.rstrip(b"\n")) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "x.gguf"]
+)
+def test_a_pipe_in_a_models_place_is_not_waited_for(pair, name):
+    place = pair / "target" / name
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    folder = place if name == "x.gguf" else pair / "target"
+    result = run("generate", "--target", str(folder), "--prompt", "import ", "--max-new-tokens", "2", code=1)
+    assert str(folder) in result.stderr
 
 
 def test_a_difference_is_said_and_exits_with_1(monkeypatch):
@@ -343,34 +425,44 @@ def test_what_is_wrong_is_said_before_a_weight_is_read(pair, monkeypatch, damage
     change, message = DAMAGES[damage]
     change(pair)
     prompt = str(FIXTURES / "prompts" / "load_config.txt")
-    result = run(*command.split(), "--model", str(pair), "--prompt-file", prompt, code=2)
+    result = run(*command.split(), "--model", str(pair), "--prompt-file", prompt, code=1)
     error = " ".join(result.stderr.split())
     assert error.startswith("ddtree: ") and message in error
     assert damage == "template" or str(pair) in error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("status", "arguments", "message"),
     [
-        (["--prompt", "x" * 3000], "exceed the model's 2048 positions"),
-        (["--prompt", "x", "--max-new-tokens", "2048"], "1 prompt tokens + 2048 new ones exceed"),
-        (["--prompt", ""], "the prompt has no tokens"),
-        (["--prompt", "x", "--stop", ""], "--stop needs a text"),
-        (["--prompt", "x", "--budget", "99999"], "a tree has at most"),
-        (["--prompt", "x", "--template-arg", "thinking"], "is no argument of a chat template"),
-        (["--prompt", "x", "--template-arg", "a=1"], "--template-arg a would change nothing"),
-        (["--prompt", "x", "--raw", "--template-arg", "a=1"], "--raw leaves the chat template out"),
+        (1, ["--prompt", "x" * 3000], "exceed the model's 2048 positions"),
+        (1, ["--prompt", "x", "--max-new-tokens", "2048"], "1 prompt tokens + 2048 new ones exceed"),
+        (1, ["--prompt", ""], "the prompt has no tokens"),
+        (2, ["--prompt", "x", "--stop", ""], "--stop needs a text"),
+        (2, ["--prompt", "x", "--template-arg", "thinking"], "is no argument of a chat template"),
+        (1, ["--prompt", "x", "--template-arg", "a=1"], "--template-arg a would change nothing"),
+        (1, ["--prompt", "x", "--raw", "--template-arg", "a=1"], "--raw leaves the chat template out"),
     ],
 )
-def test_a_request_that_cannot_work_is_refused_before_a_weight_is_read(monkeypatch, arguments, message):
+def test_a_request_that_cannot_work_is_refused_before_a_weight_is_read(monkeypatch, status, arguments, message):
     monkeypatch.setattr(checkpoint, "read_tensors", lambda stored: pytest.fail("a weight was read"))
-    error = " ".join(run("generate", "--model", str(PAIR), *arguments, code=2).stderr.split())
+    error = " ".join(run("generate", "--model", str(PAIR), *arguments, code=status).stderr.split())
     assert error.startswith("ddtree: ") and message in error
 
 
-def test_a_wrong_folder_is_named_before_anything_is_said_about_decoding():
-    error = run("generate", "--target", "nowhere", "--prompt", "x", code=2).stderr
-    assert error.startswith("ddtree: nowhere has no config.json") and "plain decoding" not in error
+def test_a_budget_that_is_too_large_is_told_the_largest():
+    assert "16384" in run("generate", "--model", str(PAIR), "--prompt", "x", "--budget", "99999", code=2).stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--max-new-tokens", "9999"], ["--raw"]])
+def test_a_wrong_folder_is_named_before_anything_is_said_about_decoding(arguments):
+    error = run("generate", "--target", "nowhere", "--prompt", "x", *arguments, code=1).stderr
+    assert error.startswith("ddtree: nowhere does not exist; a model is a folder") and "plain decoding" not in error
+
+
+@pytest.mark.parametrize("option", ["--model", "--target"])
+def test_a_folder_of_one_model_is_a_target_alone(option):
+    short = [option, str(PAIR / "target"), "--prompt", "import ", "--max-new-tokens", "5"]
+    assert len(run("generate", *short).stdout.rstrip("\n")) == 5
 
 
 # ------------------------------------------------------------------ templates, stop texts and tokenizers
@@ -516,7 +608,7 @@ def no_unknown():
 def test_what_the_tokenizer_cannot_do_is_one_line(tmp_path, command):
     (tmp_path / "prompt.txt").write_text("hello")
     folder = nano_with(tmp_path / "m", no_unknown())
-    result = run(*command.split(), "--target", folder, "--prompt-file", str(tmp_path / "prompt.txt"), code=2)
+    result = run(*command.split(), "--target", folder, "--prompt-file", str(tmp_path / "prompt.txt"), code=1)
     assert result.stderr.startswith("ddtree: the tokenizer says: ") and len(result.stderr.strip().splitlines()) == 1
 
 
@@ -525,5 +617,5 @@ def test_too_little_memory_is_one_line(monkeypatch):
         raise MemoryError("Unable to allocate 8 TiB")
 
     monkeypatch.setattr(checkpoint, "read_tensors", all_used)
-    result = run("generate", "--model", str(PAIR), "--prompt", "x", code=2)
+    result = run("generate", "--model", str(PAIR), "--prompt", "x", code=1)
     assert result.stderr.strip() == "ddtree: not enough memory for this: Unable to allocate 8 TiB"

@@ -468,6 +468,23 @@ def test_an_unknown_key_of_a_rope_block_is_refused_by_name(block, rope, message)
         read_config({**config, block: rope})
 
 
+@pytest.mark.parametrize(("rope", "keys"), [(YARN, ("factor", "beta_fast", "beta_slow", "rope_theta")),
+                                            (LLAMA3, ("factor", "low_freq_factor", "high_freq_factor"))])  # fmt: skip
+@pytest.mark.parametrize("value", [0, -1.5])
+def test_a_number_that_must_be_positive_is_refused_by_name(rope, keys, value):
+    for key in keys:
+        with pytest.raises(CheckpointError, match=f"{key} is {value}.*must be above 0"):
+            read_config({**CONFIG, "rope_parameters": {**rope, key: value}})
+    with pytest.raises(CheckpointError, match=f"rms_norm_eps is {value}.*must be above 0"):
+        read_config({**CONFIG, "rms_norm_eps": value})
+
+
+def test_the_band_of_llama3_has_a_width():
+    for low, high in ((4.0, 4.0), (8.0, 4.0)):
+        with pytest.raises(CheckpointError, match=f"low_freq_factor {low} must be below high_freq_factor {high}"):
+            read_config({**CONFIG, "rope_parameters": {**LLAMA3, "low_freq_factor": low, "high_freq_factor": high}})
+
+
 @pytest.mark.parametrize("rope", [YARN, LLAMA3, YARN | {"truncate": False, "beta_fast": 16, "type": "yarn"}])
 def test_null_in_a_rope_block_is_like_no_key(rope):
     nulls = dict.fromkeys(("attention_factor", "mscale", "attn_factor", "partial_rotary_factor"))

@@ -164,12 +164,20 @@ def decoding_section(record: dict[str, Any]) -> str:
     )
 
 
+def mutation_section(record: dict[str, Any]) -> str:
+    """What became of changed models, by what was changed."""
+    names = ["tried", "read", "clear line", "told by its numbers", "escapes", "weights read in vain"]
+    return table(
+        ["changed", *names], [[row["reader"], *(f"{row[name]:,}" for name in names)] for row in record["rows"]]
+    )
+
+
 TOP = """# Measurements
 
 Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
 command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
 """
-SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding"
+SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding", "mutations"
 FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
 
 
@@ -183,6 +191,7 @@ def page() -> str:
     parts.append(f"## The first call, every call, a call in a graph\n\n{where(first)}\n\n{first_call_section(first)}")
     parts.append(f"## Registers of the second top-k kernel\n\n{where(texts)}\n\n{text_section(texts)}")
     parts.append(f"## Decoding on a CPU\n\n{where(decoding)}\n\n{decoding_section(decoding)}")
+    parts.append(f"## Models with one change\n\n{where(read('mutations'))}\n\n{mutation_section(read('mutations'))}")
     others = sorted(path for path in RECORDS.glob("*.json") if path.stem not in SHOWN)
     listed = [f"- [{path.name}]({path.name}): {where(read(path.stem))}" for path in others]
     return "\n".join([*parts, "## The other records\n", *listed]) + "\n"
@@ -227,7 +236,7 @@ def first_lines(record: dict[str, Any]) -> str:
 
 
 def readme_lines() -> str:
-    """Six lines for the README."""
+    """The lines for the README."""
     robust = read("ptx_faults")
     faults, correct, threads, strays = (robust[name] for name in ("faults", "correct", "threads", "strays"))
     found = sum(row["found"] for row in faults)
@@ -243,6 +252,9 @@ def readme_lines() -> str:
     def joined(values: list[float]) -> str:
         return " / ".join(f"{value:.1f}" for value in values)
 
+    changed = read("mutations")
+    peak, keys = changed["peak_mib"], ("clear line", "told by its numbers", "escapes")
+    refused, told, escaped = (sum(row[key] for row in changed["rows"]) for key in keys)
     floor, slow = rows(tree, group="pipeline")[0]["floor_us"], best["tokens_per_second"]["median"]
     return f"""\
 - One request's logits to a laid-out tree on an H200, in one graph, budgets 16 / 64 / 256 / 1,024: **{joined(one)} µs**;
@@ -255,6 +267,8 @@ def readme_lines() -> str:
 - The PTX machine finds {found} of {len(faults)} planted races and flags {len(correct["flagged"])} of
   {correct["kernels"]} correct kernels; {threads["wrong"]} of {threads["launches"]:,} launches by {threads["threads"]}
   threads on one device go wrong; {strays["caught"]:,} of {strays["offsets"]:,} stray pointers are caught.
+- Of {changed["cases"]:,} models with one change in a file {refused:,} were refused in a clear line, no weight read;
+  {told} were when their weights gave no number; {escaped} ended in another error; the others ran. Peak: {peak} MiB.
 """
 
 

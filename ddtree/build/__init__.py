@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch import PerRequest, numbers, put, whole
+from ..batch import PerRequest, check_kind, numbers, put, whole
 from .count import COLUMNS as COLUMNS
 from .count import add_position as add_position
 from .count import column_of as column_of
@@ -164,7 +164,7 @@ def prepare_build(
     arguments = log_probs, ids, budgets, root_tokens, *others, costs, *vars(trees).values()
     return run.prepare(*arguments, device=device)
 
-
+# %% ../notebooks/12k_build.ipynb #671eeb99
 def build_trees(
     top_log_probs: Any,
     top_token_ids: Any,
@@ -193,6 +193,8 @@ def build_trees(
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a row that is refused: with a NaN, a
     value above 0 or out of order. Long for its eleven arguments.
     """
+    check_kind("device", device, Device, "build_trees", "PtxDevice()")
+    check_kind("out", out, Trees, "build_trees", "empty_trees(R, N)")
     device = device or current_device()
     if out is None and hasattr(budgets, "__cuda_array_interface__"):
         raise ValueError("build_trees: budgets are on the GPU, their maximum is not known; pass out=empty_trees(R, N)")

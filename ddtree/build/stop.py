@@ -37,6 +37,7 @@ def limits_of(request: Any, rows: Any, budget: Any, max_depths: Any, min_log_pro
 ONE = 1 << 40  # a probability of 1
 
 
+@np.errstate(all="ignore")
 def worthwhile_size(tree: DraftTree, costs: ArrayLike, chain_length: int = 0) -> int:
     """How many first nodes, root included, are worth their cost: up to the first that does not raise tokens per cost.
 

@@ -9,7 +9,7 @@ __all__ = ['DEFAULTS', 'NEUTRAL', 'refuse', 'optional', 'with_defaults', 'refuse
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import CheckpointError, take
+from ..checkpoint import CheckpointError, shown, take
 
 
 def refuse(config: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -18,7 +18,7 @@ def refuse(config: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]]) 
     for key, values in supported.items():
         if config.get(key) is not None and config[key] not in values:
             allowed = ", ".join(repr(value) for value in values) or "no such key"
-            raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported; allowed: {allowed}")
+            raise CheckpointError(f"config.json: {key} = {shown(config[key])} is not supported; allowed: {allowed}")
 
 
 def optional(config: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
@@ -132,4 +132,6 @@ def refuse_others(config: Mapping[str, Any], family: str) -> None:
     refuse(config, NEUTRAL.get(family, {}))
     kinds = optional(config, "layer_types", list) or []
     if NEUTRAL.get(family, {}).get("use_sliding_window") and any(kind != "full_attention" for kind in kinds):
-        raise CheckpointError(f"config.json: layer_types {kinds!r} is not supported for {family}; full_attention is")
+        raise CheckpointError(
+            f"config.json: layer_types {shown(kinds)} is not supported for {family}; full_attention is"
+        )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import CheckpointError, take, take_size
+from ..checkpoint import CheckpointError, shown, take, take_positive, take_size
 from .defaults import optional, refuse, refuse_others, with_defaults
 from .model import MOST_LAYERS, Experts, Latent, ModelConfig, read_common, read_window, read_windows
 from .rope import read_rope, rope_keys, yarn_mscale
@@ -120,7 +120,7 @@ def read_deepseek(config: Mapping[str, Any]) -> ModelConfig:
     layers, extra = common["num_hidden_layers"], read_extra_layers(config)
     dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
     all_dim = take(keys, "mscale_all_dim", float, 0.0)
-    grown = yarn_mscale(take(keys, "factor", float), all_dim) if keys["rope_type"] == "yarn" else 1.0
+    grown = yarn_mscale(take_positive(keys, "factor"), all_dim) if keys["rope_type"] == "yarn" else 1.0
     common["skip"] += tuple(f"layers.{i}.*" for i in range(layers, layers + extra))
     return ModelConfig(
         **common,
@@ -157,7 +157,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """Read a `config.json` of one of `FAMILIES`. Raises CheckpointError that names the key it cannot use."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type {kind!r} is not supported; allowed: {', '.join(FAMILIES)}")
+        raise CheckpointError(f"config.json: model_type {shown(kind)} is not supported; allowed: {', '.join(FAMILIES)}")
     keys = with_defaults(config, kind)
     refuse_others(keys, kind)
     return FAMILIES[kind](keys)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint import CheckpointError, take, take_size
+from ..checkpoint import CheckpointError, shown, take, take_positive, take_size
 from .defaults import optional
 from ..layers import Rope
 from ..moe import Routing
@@ -82,8 +82,8 @@ def read_windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ..
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if len(kinds) != layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         raise CheckpointError(
-            f"config.json: layer_types {kinds!r} is not supported; it lists 'full_attention' or 'sliding_attention' "
-            f"for each of {layers} layers"
+            f"config.json: layer_types {shown(kinds)} is not supported; it lists 'full_attention' or "
+            f"'sliding_attention' for each of {layers} layers"
         )
     if "sliding_attention" not in kinds:
         return ()
@@ -101,10 +101,12 @@ def read_window(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...
     window = None if config.get("sliding_window") is None else take_size(config, "sliding_window")
     kind, kinds = "full_attention" if window is None else "sliding_attention", optional(config, "layer_types", list)
     if kinds is not None and kinds != [kind] * layers:
-        raise CheckpointError(f"config.json: layer_types {kinds!r} is not supported; with this window all are {kind!r}")
+        raise CheckpointError(
+            f"config.json: layer_types {shown(kinds)} is not supported; with this window all are {kind!r}"
+        )
     if config.get("use_sliding_window") not in (None, window is not None):
         use = config["use_sliding_window"]
-        raise CheckpointError(f"config.json: sliding_window is {window}, but use_sliding_window is {use!r}")
+        raise CheckpointError(f"config.json: sliding_window is {window}, but use_sliding_window is {shown(use)}")
     return () if window is None else (window,) * layers
 
 # %% ../notebooks/24c_config_model.ipynb #fd57b00d
@@ -129,7 +131,7 @@ def read_common(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: take_size(config, key) for key in sizes},
         "num_hidden_layers": take_size(config, "num_hidden_layers", most=MOST_LAYERS),
-        "rms_norm_eps": take(config, "rms_norm_eps", float),
+        "rms_norm_eps": take_positive(config, "rms_norm_eps"),
         "max_position_embeddings": take_size(config, "max_position_embeddings"),
         "tie_word_embeddings": tied,
         "eos_token_ids": read_end_tokens(config, take_size(config, "vocab_size")),

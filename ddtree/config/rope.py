@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import CheckpointError, take, take_size
+from ..checkpoint import CheckpointError, shown, take, take_positive, take_size
 from .defaults import refuse
 from ..layers import Divisors, Llama3, Rope, Yarn
 
@@ -31,12 +31,12 @@ def rope_block(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     block = {key: value for key, value in rope.items() if value is not None}
     if any(isinstance(value, dict) for value in block.values()):
-        raise CheckpointError(f"config.json: {where} {rope!r} is not supported; one set for all layers is")
+        raise CheckpointError(f"config.json: {where} {shown(rope)} is not supported; one set for all layers is")
     kind = block.setdefault("rope_type", block.get("type", "default"))
     refuse(block, {"rope_type": tuple(_ROPE_KEYS), "type": (kind,), "partial_rotary_factor": (1,)})
     if unknown := [key for key in block if key not in _ROPE_KEYS[kind]]:
         raise CheckpointError(
-            f"config.json: {where}.{unknown[0]} = {block[unknown[0]]!r} is not supported; for {kind!r} "
+            f"config.json: {where}.{unknown[0]} = {shown(block[unknown[0]])} is not supported; for {kind!r} "
             f"these are: {', '.join(_ROPE_KEYS[kind])}"
         )
     return block
@@ -59,16 +59,18 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def read_rope(config: Mapping[str, Any], dim: int, interleaved: bool = False) -> Rope:
     """The rotary positions of a config. dim: values turned per head. Raises CheckpointError for others."""
     keys = rope_keys(config)
-    theta = take(keys, "rope_theta", float, 10_000.0)
+    theta = take_positive(keys, "rope_theta", 10_000.0)
     if keys["rope_type"] == "default":
         divisors = config.get("rope_divisors")  # of a GGUF file
         return Rope(dim, theta, divisors if isinstance(divisors, Divisors) else None, interleaved=interleaved)
-    factor = take(keys, "factor", float)
+    factor = take_positive(keys, "factor")
     original = take_size(keys, "original_max_position_embeddings", config.get("max_position_embeddings"))
     if keys["rope_type"] == "llama3":
-        low, high = take(keys, "low_freq_factor", float), take(keys, "high_freq_factor", float)
+        low, high = take_positive(keys, "low_freq_factor"), take_positive(keys, "high_freq_factor")
+        if not low < high:
+            raise CheckpointError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
         return Rope(dim, theta, Llama3(factor, low, high, original), interleaved=interleaved)
-    betas = take(keys, "beta_fast", float, 32.0), take(keys, "beta_slow", float, 1.0)
+    betas = take_positive(keys, "beta_fast", 32.0), take_positive(keys, "beta_slow", 1.0)
     mscale, all_dim = take(keys, "mscale", float, 0.0), take(keys, "mscale_all_dim", float, 0.0)
     grown = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if mscale and all_dim else yarn_mscale(factor, 1)
     scaling = Yarn(factor, original, *betas, truncate=take(keys, "truncate", bool, True))

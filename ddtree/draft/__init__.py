@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ..batch import check_kind
 from ..build import Trees
 from ..cuda import Device, current_device
 from .plan import DraftGraph as DraftGraph
 from .plan import DraftPlan as DraftPlan
 from .plan import empty_draft as empty_draft
+from .reference import MOST_BYTES
 from .reference import REFUSED as REFUSED
 from .reference import Draft as Draft
 from .reference import adjust_ref as adjust_ref
 from .reference import batch_shape as batch_shape
+from .reference import check_budget as check_budget
 from .reference import count_candidates as count_candidates
 from .reference import draft_tree_ref as draft_tree_ref
 from .reference import each_request as each_request
@@ -41,6 +44,8 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
     else:
         each_request(budget, "budget", requests)
         largest = int(np.max(budget, initial=0))
+    if 4 * largest * largest * requests > MOST_BYTES:  # near the limit or beyond
+        check_budget(largest, requests)
     if out is not None and largest >= out.trees.tokens.shape[1]:
         raise ValueError(
             f"draft_tree: a budget is {largest} and out has {out.trees.tokens.shape[1]} places; it takes one more "
@@ -100,6 +105,7 @@ def draft_tree(
     or one a request; on a GPU (R,) int32, int64 and int64, read there when the kernels run.
     temperature, bias, allowed: as in `top_k`. max_depth, min_log_prob, chain_length, costs: as in `build_trees`.
     K is the largest budget, at most V and 1024: larger budgets give the best tree with 1024 candidates a position.
+    A row with no logit of -2**20 or more has a log_z of 0: its tokens keep their logits as scores, as in `top_k`.
 
     Numpy logits go to `draft_tree_ref`, which needs neither a GPU nor a compiler, unless a device, a stream or `out` is
     given. Anything else goes to the kernels of `device`, `current_device()` when None, with the same bits. Results are
@@ -112,6 +118,10 @@ def draft_tree(
     request has a negative count of nodes and a layout of its root alone. Longer than 40 lines because of its arguments.
     """
     shape = batch_shape(logits)
+    if device is not None:
+        check_kind("device", device, Device, "draft_tree", "PtxDevice()")
+    if out is not None:
+        check_kind("out", out, Draft, "draft_tree", "empty_draft(shape, N)")
     options = {"temperature": temperature, "bias": bias, "allowed": allowed}
     options |= {"max_depth": max_depth, "min_log_prob": min_log_prob, "chain_length": chain_length, "costs": costs}
     on_host = isinstance(logits, np.ndarray)

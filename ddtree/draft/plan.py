@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..batch import PerRequest
+from ..batch import PerRequest, check_kind
 from ..build import Trees, _argument, check_costs, empty_trees, prepare_build
 from ..cuda import Device, Launch, Library, Run, View, current_device
 from ..cuda.arguments import element_type, numpy_view
-from .reference import Draft, batch_shape, count_candidates
+from .reference import Draft, batch_shape, check_budget, count_candidates
 from ..layout import TreeLayout, empty_layout
 from ..layout.trees import LENGTHS, prepare_layout
 from ..topk import TEMPERATURE, TopK, _adjustment, _row_step, _words, empty_top_k, prepare_top_k
@@ -30,6 +30,7 @@ def empty_draft(shape: Sequence[int], places: int, device: Library | None = None
     shape: of the logits, (L, V) or (R, L, V). places: N, the largest budget and one more for the root. device: who
     makes the arrays. work: with the arrays that one kernel of the top-k hands to the next.
     """
+    check_kind("device", device, Library, "empty_draft", "PtxDevice()")
     device = device or current_device()
     *requests, positions, vocabulary = shape
     batch = (*(requests or [1]), positions, vocabulary)
@@ -202,6 +203,7 @@ class PlanPlaces:
     def __init__(
         self, shape: Sequence[int], dtype: Any = "float32", budget: int = 64, *, device: Device | None = None
     ) -> None:
+        check_kind("device", device, Device, "DraftPlan", "PtxDevice()")
         self.device, self.shape = device or current_device(), tuple(int(size) for size in shape)
         self.dtype = getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
         if self.dtype not in ("float32", "float16", "bfloat16", "uint16"):
@@ -210,6 +212,7 @@ class PlanPlaces:
             raise ValueError(f"DraftPlan: budget is {budget!r}; it takes the largest number of nodes, from 0 on")
         self.places = int(budget) + 1
         self._batch = batch_shape(np.broadcast_to(np.float32(0), self.shape))
+        check_budget(self.places - 1, self._batch[0])
         self._element = np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
         self._numbers = {name: Numbers(name, self._batch[0], self.device) for name in _NUMBERS}
         self._own: dict[Library, Draft] = {}
@@ -321,6 +324,7 @@ class PlanLaunches(PlanInputs):
 
     def _arrays(self, out: Draft, library: Library) -> list[Any]:
         """The arrays of a draft, with those of the plan for what one kernel hands to the next if it has none."""
+        check_kind("out", out, Draft, "DraftPlan", "plan.empty()")
         if out.top.work is not None and out is not self._own.get(library) and out is not self._fits:
             self._check_out(out)
         return arrays_of(out, out.top.work or self._own_draft(library).top.work or ())

@@ -46,6 +46,8 @@ class Gguf:
 def read_part(path: Path) -> Gguf:
     """Map one file and read its header. Raises ValueError that names the file and the field if it is damaged or has a
     type that `BLOCK_TYPES` lacks, OSError if it cannot be opened."""
+    if path.exists() and not path.is_file():  # a pipe could be waited for without end
+        raise ValueError(f"{path} is no plain file")
     with open(path, "rb") as file:
         if file.seek(0, 2) == 0:
             raise ValueError(f"{path} is empty")

@@ -76,6 +76,7 @@ def block_type(number: int) -> BlockType:
 _PIECE = 2**18  # weights decoded at a time: 1 MiB of float32, which stays in the cache
 
 
+@np.errstate(all="ignore")
 def decode_blocks(data: U8, kind: BlockType) -> F32:
     """The weights of consecutive blocks. data: (n · kind.size,) uint8. Returns (n · kind.values,) float32, as the gguf
     package computes them. Raises ValueError if the bytes are not whole blocks."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..gguf import F32, Gguf, end_tokens, token_texts
+from ..keys import shown
 from ..layers import Divisors
 from .tensors import Source as Source
 from .tensors import cut_stack as cut_stack
@@ -99,7 +100,7 @@ def positive(own: Mapping[str, Any], key: str, where: str) -> int:
     """A positive integer among a file's keys. where: the file and family, for the message. Raises ValueError."""
     value = own.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}.{key} is {value!r}; it must be a positive integer")
+        raise ValueError(f"{where}.{key} is {shown(value)}; it must be a positive integer")
     return value
 
 
@@ -152,12 +153,12 @@ def read_scaling(own: dict[str, Any], family: str, where: str) -> dict[str, Any]
     own.pop("rope.scaling.finetuned", None)
     if kind != "yarn":
         if kind not in ("none", "linear") or own.pop("rope.scaling.factor", 0) not in (0, 1):
-            raise ValueError(f"{where}.rope.scaling.type = {kind!r} is not supported; 'yarn' and 'none' are")
+            raise ValueError(f"{where}.rope.scaling.type = {shown(kind)} is not supported; 'yarn' and 'none' are")
         return None
     block = {ours: own.pop(key) for key, ours in _YARN.items() if key in own} | {"rope_type": kind}
     tenth = own.pop("rope.scaling.yarn_log_multiplier", 0) if family == "deepseek2" else 0
     if not isinstance(tenth, int | float):
-        raise ValueError(f"{where}.rope.scaling.yarn_log_multiplier is {tenth!r}; it must be a number")
+        raise ValueError(f"{where}.rope.scaling.yarn_log_multiplier is {shown(tenth)}; it must be a number")
     scale = float(np.float32(tenth) / np.float32(0.1))  # as llama.cpp takes the tenth back, so 0.1 gives 1.0
     return block | ({"mscale": scale, "mscale_all_dim": scale} if scale else {})
 
@@ -180,8 +181,8 @@ def check_gating(own: dict[str, Any], where: str) -> None:
     `own`."""
     if (gating := own.pop("expert_gating_func", None)) != 2:
         raise ValueError(
-            f"{where}.expert_gating_func is {gating!r}; 2 is supported (sigmoid: DeepSeek-V3, Kimi K2), and no key "
-            "means softmax (DeepSeek-V2)"
+            f"{where}.expert_gating_func is {shown(gating)}; 2 is supported (sigmoid: DeepSeek-V3, Kimi K2), and no "
+            "key means softmax (DeepSeek-V2)"
         )
 
 
@@ -203,7 +204,7 @@ def read_metadata(gguf: Gguf) -> dict[str, Any]:
     family = gguf.metadata.get("general.architecture")
     if not isinstance(family, str) or family not in GGUF_FAMILIES:
         raise ValueError(
-            f"{gguf.path}: general.architecture {family!r} is not supported; {', '.join(GGUF_FAMILIES)} are"
+            f"{gguf.path}: general.architecture {shown(family)} is not supported; {', '.join(GGUF_FAMILIES)} are"
         )
     where, own = f"{gguf.path}: {family}", own_keys(gguf, family)
     config = {"vocab_size": len(token_texts(gguf.metadata)), **named_keys(own, family)}
@@ -219,7 +220,7 @@ def read_metadata(gguf: Gguf) -> dict[str, Any]:
         config["attention_bias"] = family == "qwen2" or "blk.0.attn_q.bias" in gguf.tensors
         config |= {"mlp_bias": True} if "blk.0.ffn_gate.bias" in gguf.tensors else {}
     if unknown := [key for key, value in own.items() if value not in (0, "none", False)]:
-        raise ValueError(f"{where}.{unknown[0]} = {own[unknown[0]]!r} is not supported")
+        raise ValueError(f"{where}.{unknown[0]} = {shown(own[unknown[0]])} is not supported")
     if family == "llama" and _DIVISORS in gguf.tensors:
         config["rope_divisors"] = rope_divisors(gguf, config["head_dim"] // 2)
     return config

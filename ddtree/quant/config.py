@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ..keys import CheckpointError, check_keys, take, take_size
+from ..keys import CheckpointError, check_keys, shown, take, take_size
 from .foreign import advice, foreign_method
 from .scheme import Scheme
 
@@ -24,7 +24,7 @@ def _pattern(target: str) -> re.Pattern[str]:
     try:
         return re.compile(target.removeprefix("re:"))
     except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"config.json: {target[:60]!r} is no regular expression: {error}") from None
+        raise CheckpointError(f"config.json: {shown(target)} is no regular expression: {error}") from None
 
 
 def matches_name(target: str, name: str) -> bool:
@@ -94,7 +94,7 @@ def read_block(weights: Mapping[str, Any], where: str) -> tuple[int | None, int 
     strategy = take(weights, "strategy", str, inferred).lower()
     check_keys({"strategy": strategy}, where, {"strategy": _STRATEGIES})
     if (strategy == "group") != (size is not None):
-        given = f"{where}.strategy = {strategy!r} with group_size = {weights.get('group_size')!r}"
+        given = f"{where}.strategy = {shown(strategy)} with group_size = {shown(weights.get('group_size'))}"
         raise CheckpointError(f"config.json: {given} cannot be; a positive group_size goes with strategy 'group' only")
     if strategy == "block":
         return read_pair(weights, "block_structure")
@@ -107,7 +107,7 @@ def read_pair(found: Mapping[str, Any], key: str) -> tuple[int, int]:
     old = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text) if isinstance(text, str) else None
     pair = [int(size) for size in old.groups()] if old else take(found, key, list)
     if len(pair) != 2:
-        raise CheckpointError(f"config.json: {key} is {str(pair)[:60]}; it must be [rows, columns]")
+        raise CheckpointError(f"config.json: {key} is {shown(pair)}; it must be [rows, columns]")
     return take_size({key: pair[0]}, key), take_size({key: pair[1]}, key)
 
 # %% ../notebooks/22l_quant_config.ipynb #32f58704
@@ -119,7 +119,7 @@ _OBSERVED = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 def read_weights(weights: Mapping[str, Any], form: str, where: str) -> Scheme:
     """The scheme of one group. form: its format. Raises CheckpointError that names the key or the format."""
     if form not in _FORMATS:
-        named = advice(f"format {form[:60]!r}:", _DEQUANTISER)
+        named = advice(f"format {shown(form)}:", _DEQUANTISER)
         raise CheckpointError(f"config.json: {named}; read are {', '.join(_FORMATS)}")
     kind = take(weights, "type", str, "int").lower()
     symmetric = take(weights, "symmetric", bool, True)
@@ -137,7 +137,8 @@ def read_weights(weights: Mapping[str, Any], form: str, where: str) -> Scheme:
     block, ordered = read_block(weights, where), weights.get("actorder") in ("group", "dynamic")
     packed, bits = form == "pack-quantized", take_size(weights, "num_bits", 8)
     if (ordered and (block[0], block[1] is None) != (1, False)) or (ordered and not packed):
-        raise CheckpointError(f"config.json: {where}.actorder = {weights['actorder']!r} goes with packed groups only")
+        given = shown(weights["actorder"])
+        raise CheckpointError(f"config.json: {where}.actorder = {given} goes with packed groups only")
     if packed and (block[0] is None or block[0] > 1) and not (symmetric and block == (None, None)):
         raise CheckpointError(
             f"config.json: {where}.strategy is not supported for packed words; 'group' and 'channel' are"
@@ -199,7 +200,7 @@ def read_targets(found: Mapping[str, Any], key: str, default: list[str]) -> tupl
     targets = take(found, key, list, default)
     for target in targets:
         if not isinstance(target, str):
-            raise CheckpointError(f"config.json: {key} names {repr(target)[:60]}; it must hold texts")
+            raise CheckpointError(f"config.json: {key} names {shown(target)}; it must hold texts")
         _ = _pattern(target) if target.startswith("re:") else None
     return tuple(targets)
 

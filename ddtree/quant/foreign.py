@@ -9,6 +9,8 @@ __all__ = ['METHODS', 'READ', 'MARKS', 'LOST', 'advice', 'foreign_method', 'fore
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..keys import shown
+
 METHODS: dict[str, tuple[str, ...]] = {
     "awq": ("AWQ", "AutoAWQConverter of compressed-tensors", "pack-quantized"),
     "gptq": ("GPTQ", "GPTQModel"),
@@ -47,9 +49,7 @@ def foreign_method(found: Mapping[str, Any]) -> str | None:
     if isinstance(method, str) and method.lower() in METHODS:
         return advice(*METHODS[method.lower()])
     known = ", ".join(READ)
-    return (
-        f"quantization_config.quant_method = {repr(method)[:60]} is not known; read are {known}, plain floats and GGUF"
-    )
+    return f"quantization_config.quant_method = {shown(method)} is not known; read are {known}, plain floats and GGUF"
 
 # %% ../notebooks/22k_quant_foreign.ipynb #8cc919d6
 _LOST = "{} weights need their quantization_config in config.json; copy it from where the model was published"

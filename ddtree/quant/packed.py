@@ -100,6 +100,7 @@ class PackedInts:
             return None
         return unpack_levels(self.zero_point.T, self.bits).T[: self.shape[0]]
 
+    @np.errstate(all="ignore")
     def dequantise(self) -> F32:
         """The weights as float32 (N, K): the product is rounded once, to float32. Nothing is kept."""
         scale, zeros = self.scale.astype(np.float32), self.zeros()
@@ -113,6 +114,7 @@ class PackedInts:
 PackedInt4 = PackedInts  # the old name, for one release
 
 # %% ../notebooks/22h_quant_packed.ipynb #dab0348b
+@np.errstate(all="ignore")
 def pack_weight(weight: F32) -> PackedInts:
     """Round a weight matrix to four bits, each group's largest magnitude to ±7. weight: (N, K) float32, finite.
 

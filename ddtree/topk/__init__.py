@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..batch import PerRequest, check_rows, positive, put
+from ..batch import PerRequest, check_kind, check_rows, positive, put
 from ddtree.cuda import (
     Device,
     Instruction,
@@ -73,14 +73,14 @@ class TopK:
             )
 
 # %% ../notebooks/11i_topk.ipynb #11-topk-026
+@np.errstate(all="ignore")
 def top_k_ref(logits: ArrayLike, k: int, first_id: int = 0) -> TopK:
     """`top_k` of float32 logits (R, V) without a refused one, K = min(k, V), in numpy: what the kernels must give."""
     rows = add(np.asarray(logits, np.float32), np.float32(0))
     ids = np.argsort(-rows, axis=1, kind="stable")[:, :k]
     top, state = np.take_along_axis(rows, ids, axis=1), sum_exp_ref(rows)
     log_z = np.asarray(logarithm_of_sum(top[:, 0], *state[:, 1:5].T))
-    with np.errstate(over="ignore"):
-        log_probs = add(top, -log_z[:, None])
+    log_probs = add(top, -log_z[:, None])
     return TopK(ids.astype(np.int64) + first_id, top, log_probs, log_z, state)
 
 # %% ../notebooks/11i_topk.ipynb #11-topk-045
@@ -315,9 +315,12 @@ def top_k(
     first column, for a shard. out: from `empty_top_k`, needed for a graph; stream: see `ddtree.cuda.Launch`. From numpy
     arrays come numpy arrays. Arrays on a GPU are not copied and the result stays there; a refused row has NaN
     log-probabilities, which `build_trees` refuses, and `TopK.check` names it.
+    A row with no logit of -2**20 or more has a log_z of 0: its log-probabilities are its logits.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row. Long for what
     it takes.
     """
+    check_kind("device", device, Device, "top_k", "PtxDevice()")
+    check_kind("out", out, TopK, "top_k", "empty_top_k(logits.shape, k)")
     device = device or current_device()
     there = device.take(logits)
     view = device.view("logits", there)
