@@ -536,6 +536,7 @@ def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
     except (ImportError, OSError, RuntimeError) as error:
         return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
 
+
 _COMPILER, _DRIVER = ("numba", "numba-cuda", "cuda-core"), ("cuda-core", "cuda-bindings")
 
 
