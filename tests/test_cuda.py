@@ -916,7 +916,7 @@ def launched(monkeypatch) -> list[Any]:
 
     device = GpuDevice.__new__(GpuDevice)
     device._only, device._libraries, device._launch = True, {}, launch
-    device._kernels = {scale_kernel: (types.SimpleNamespace(handle=0xF), 0)}
+    device._kernels, device._loading = {scale_kernel: (types.SimpleNamespace(handle=0xF), 0)}, threading.Lock()
     device.arch, device.max_shared = "sm_90", 232_448
     return [device, launches]
 

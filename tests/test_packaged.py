@@ -254,3 +254,24 @@ def test_what_a_device_runs_is_the_packaged_text(monkeypatch):
             fresh = Kernel(each.function, each.exactness, each.rule, each.early)
             assert fresh.ptx_to_run(arch) == open_archive(archive_path(nearest)).read(each.name)
     assert PtxDevice().arch == "sm_120"
+
+
+def test_the_command_line_checks_the_package_and_says_what_is_out_of_date(monkeypatch):
+    from typer.testing import CliRunner
+
+    from ddtree import aot, cli
+
+    fine = CliRunner().invoke(cli.app, ["kernels", "check", "--packaged"])
+    assert (fine.exit_code, fine.stdout) == (0, "the package: as the notebooks say\n")
+    monkeypatch.setattr(aot, "hash_calls", lambda: "another")
+    monkeypatch.setattr(aot, "SHIPPED", SHIPPED[1:])
+    stale = CliRunner().invoke(cli.app, ["kernels", "check", "--packaged"])
+    name, build = SHIPPED[0].name, "run: ddtree kernels build --packaged"
+    assert stale.exit_code == 1 and stale.stdout.splitlines() == [
+        line
+        for arch in PACKAGED
+        for line in (
+            f"{arch}: ddtree.cuda.compile or ddtree.cuda.text has changed; {build}",
+            f"{arch}: {name} belongs to no kernel; {build}",
+        )
+    ]

@@ -64,6 +64,11 @@ class Run(ABC):
         assert isinstance(value, View)
         self.values[i] = value._replace(owner=array, address=address)
 
+    def shift(self, places: Sequence[tuple[int, int]], base: int) -> None:
+        """Take arrays at offsets from an address for arguments, (argument, offset); whoever made them keeps them."""
+        for i, offset in places:
+            self.move(i, None, base + offset)
+
 
 @dataclass(frozen=True, eq=False)
 class Launch:
@@ -97,10 +102,12 @@ class Library(ABC):
         """A new array on the device, "bfloat16" as uint16 but for torch; reading what no kernel wrote is an error on
         the PTX machine and noise on a GPU."""
 
-    def empty_all(self, kinds: Kinds) -> tuple[list[Any], list[int]]:
-        """New arrays of these shapes and dtypes, and their addresses; they may be pieces of one memory."""
+    def empty_all(self, kinds: Kinds) -> tuple[list[Any], int, tuple[int, ...]]:
+        """New arrays of these shapes and dtypes, the address of the first, and how far each lies from it; they may be
+        pieces of one memory, and then the last is the same tuple each time."""
         arrays = [self.empty(shape, dtype) for shape, dtype in kinds]
-        return arrays, [self.address(array) for array in arrays]
+        base = self.address(arrays[0])
+        return arrays, base, tuple(self.address(array) - base for array in arrays)
 
     @abstractmethod
     def view(self, name: str, array: Any) -> View:

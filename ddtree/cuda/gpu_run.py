@@ -150,6 +150,12 @@ class GpuRun(Run):
         self._words[self._places[i]] = address
         self.moved = True
 
+    def shift(self, places: Sequence[tuple[int, int]], base: int) -> None:
+        words, at = self._words, self._places
+        for i, offset in places:
+            words[at[i]] = base + offset
+        self.moved = True
+
     def __call__(self, stream: Any) -> None:
         if stream is None:
             handle = self._follow()

@@ -52,14 +52,13 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
 _PLANS = 16  # kept with a device
 
 
-def _plan_for(logits: Any, places: int, stream: Any, device: Device) -> DraftPlan:
+def _plan_for(logits: Any, places: int, stream: Any, recording: bool, device: Device) -> DraftPlan:
     """The plan of the last call with such logits on this stream, or a new one."""
-    library, view = device.library(logits), device.view("logits", logits)
-    order = library.current_stream() if stream is None else stream
-    if device.is_recording(order):
+    view = device.view("logits", logits)
+    if recording:
         return DraftPlan(view.shape, view.dtype, places - 1, device=device)
     plans: dict[Any, DraftPlan] = device.__dict__.setdefault("_plans", {})
-    key = library, view.shape, view.dtype, places, order
+    key = device.library(logits), view.shape, view.dtype, places, stream
     if key not in plans:
         while len(plans) >= _PLANS:
             plans.pop(next(iter(plans)), None)
@@ -120,7 +119,9 @@ def draft_tree(
         return draft_tree_ref(logits, budget, root_tokens, lengths=lengths, **options)
     device = device or current_device()
     places, there = _places(budget, shape[0], out), device.take(logits)
-    plan = _plan_for(there, places, stream, device)
-    result = plan.empty(there, work=device.is_recording(stream)) if out is None else out
-    plan.run(there, root_tokens, budget=budget, lengths=lengths, **options, out=result, stream=stream)
+    order = device.library(there).current_stream() if stream is None else stream
+    recording = device.is_recording(order)
+    plan = _plan_for(there, places, order, recording, device)
+    result = plan.empty(there, work=recording) if out is None else out
+    plan.run(there, root_tokens, budget=budget, lengths=lengths, **options, out=result, stream=order)
     return result if stream is not None or not on_host else _to_numpy(result, device)
