@@ -173,6 +173,10 @@ class DeviceArrays(Library):
             kept[key] = self.array(np.full(shape, value, dtype))
         return kept[key]
 
+    def addresses(self, arrays: Sequence[Any]) -> Any:
+        """Where arrays lie, (n,) uint64 on the device, for a kernel that follows addresses; who has it keeps them."""
+        return self.array(np.array([self.view("array", array).address for array in arrays], np.uint64))
+
     def take(self, values: Any) -> Any:
         """An array that is here already, as it is; anything else that numpy understands, copied here."""
         return values if self.is_here(values) else self.array(values)
