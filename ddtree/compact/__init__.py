@@ -149,6 +149,15 @@ class CompactLaunches:
     def __repr__(self) -> str:
         return f"CompactPlan({self.table.count} arrays, {self.nodes} nodes, {self.table.unit} bytes at once)"
 
+    def _look(self, accepted: Any, counts: Any, lengths: Any, page_table: Any) -> dict[str, View]:
+        """Views of the arrays of a run."""
+        if (page_table is not None) != self.paged:
+            given = "missing" if page_table is None else "given"
+            raise ValueError(f"CompactPlan: page_table is {given}; the plan was made with paged={self.paged}")
+        arrays = {"accepted": accepted, "counts": counts, "lengths": lengths}
+        arrays["page_table"] = self._pages if page_table is None else page_table
+        return {name: self.device.view(name, array) for name, array in arrays.items()}
+
     def _prepared(self, given: dict[str, View], advance: bool) -> Ready:
         """The launch for such arrays, pointed to them."""
         key = advance, *[view[2:6] for view in given.values()]
@@ -196,13 +205,14 @@ class CompactPlan(CompactLaunches):
         with what is no walk (`is_walk`), or with a page outside the pool, is left alone, its length too. Raises
         TypeError or ValueError for what does not fit.
         """
-        if (page_table is not None) != self.paged:
-            given = "missing" if page_table is None else "given"
-            raise ValueError(f"CompactPlan: page_table is {given}; the plan was made with paged={self.paged}")
-        arrays = {"accepted": accepted, "counts": counts, "lengths": lengths}
-        arrays["page_table"] = self._pages if page_table is None else page_table
+        given = self._look(accepted, counts, lengths, page_table)
         library = self.device.library(accepted)
         order = library.current_stream() if stream is None else stream
         with self._lock:
-            ready = self._prepared({name: self.device.view(name, x) for name, x in arrays.items()}, advance)
-            ready.run(order, self.device.is_recording(order))
+            self._prepared(given, advance).run(order, self.device.is_recording(order))
+
+    def prepare(
+        self, accepted: Any, counts: Any, lengths: Any, *, page_table: Any = None, advance: bool = False
+    ) -> Launch:
+        """The launch of `run` for these arrays, to be run by itself, beside others of the plan or in a graph."""
+        return self._prepare(**self._look(accepted, counts, lengths, page_table), advance=advance)
