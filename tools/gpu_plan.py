@@ -21,7 +21,7 @@ import numpy as np
 from ddtree.bench import VOCABULARY, time_pipeline
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuDevice
-from ddtree.draft import Draft, DraftPlan, draft_tree, draft_tree_ref
+from ddtree.draft import Draft, DraftPlan, draft_tree, draft_tree_ref, empty_draft
 from tools.gpu import failures, run_sections
 
 SMALL = 4099  # tokens; rows of an odd size, so they are not aligned
@@ -60,6 +60,9 @@ def check_kinds(gpu: GpuDevice) -> dict[str, str]:
     same(gpu, draft_tree(half, 20), half.float().cpu().numpy(), 20)
     strided = torch.from_numpy(np.concatenate([logits, logits], 2)).cuda()[:, :, 3 : 3 + SMALL]
     same(gpu, draft_tree(strided, 20), strided.cpu().numpy(), 20)
+    own = empty_draft(logits.shape, 21, gpu)  # arrays of ours for the results of torch's
+    for _ in range(2):
+        same(gpu, draft_tree(kinds["torch"][0], 20, out=own), logits, 20)
     options = {"temperature": 0.7, "bias": draw(5, 2, SMALL), "allowed": draw(6, 2, SMALL) > -3, "max_depth": [1, 3]}
     same(gpu, draft_tree(kinds["torch"][0], 20, **options), logits, 20, **options)
     there = {name: torch.from_numpy(np.asarray(x)).cuda() for name, x in options.items() if name in ("bias", "allowed")}

@@ -343,8 +343,9 @@ class PlanLaunches(PlanInputs):
                 ready.point(slot, None, library.address(array))
         else:
             for slot, array in zip(SLOTS, self._arrays(out, library), strict=True):
-                ready.point(slot, array if held else None, library.address(array))
-        ready.out = out if out is self._own.get(library) else None  # others may be new ones at the same place
+                maker = self.device.library(array)
+                ready.point(slot, array if held or maker is self.device else None, maker.address(array))
+        ready.out = out
 
     def _arrays(self, out: Draft, library: Library) -> list[Any]:
         """The arrays of a draft, with those of the plan for what one kernel hands to the next if it has none."""
