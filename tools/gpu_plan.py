@@ -174,7 +174,11 @@ def time_pieces(gpu: GpuDevice) -> dict[str, float]:
     plan = DraftPlan(logits.shape, logits.dtype, 64, device=gpu)
     plan.run(logits, 7)
     assert plan._last is not None
-    ready, view_of = plan._last[2], import_module("cuda.core.utils").StridedMemoryView.from_dlpack
+    ready, number, view_of = (
+        plan._last[2],
+        np.array([5]),
+        import_module("cuda.core.utils").StridedMemoryView.from_dlpack,
+    )
     timed: dict[str, Callable[[], Any]] = {
         "torch.empty": lambda: torch.empty(8192, dtype=torch.int64, device=where),
         "view as another dtype": lambda: slab.view(torch.float32),
@@ -185,6 +189,8 @@ def time_pieces(gpu: GpuDevice) -> dict[str, float]:
         "current stream, raw": lambda: gpu.library(logits).current_stream(),
         "a view of a tensor": lambda: gpu.view("logits", logits),
         "a view by DLPack": lambda: view_of(logits, stream_ptr=-1),
+        "a copy of 8 bytes": lambda: gpu.write(slab[:1], number, stream),
+        "a word set by the stream": lambda: gpu._call("cuStreamWriteValue64", stream, slab.data_ptr(), 5, 0),
         "four launches": lambda: ready.run(stream, True),
         "four launches as one graph": lambda: ready.run(stream),
     }
