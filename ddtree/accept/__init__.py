@@ -121,24 +121,26 @@ def accept_trees(
     allowed: as in `choose_ranks`. longest: nodes of a path, as in `empty_accepted`. out, best: from `empty_accepted`
     and `empty_best`; needed for a graph with `stream`. Arrays on a GPU are not copied and results stay there; from
     numpy arrays come numpy arrays. Of equal logits the lower token is chosen; a row with NaN or +inf, or of -inf alone,
-    has no choice: a request whose path meets it ends there. Raises TypeError or ValueError for what does not fit.
+    has no choice: a request whose path meets it ends there. Raises TypeError or ValueError for what does not fit. Long
+    for its arguments.
     """
     device = device or current_device()
-    shape, on_host = tuple(trees.tokens.shape), isinstance(trees.tokens, np.ndarray)
+    shape = count, places = trees.tokens.shape[0], trees.tokens.shape[1]
+    on_host = isinstance(trees.tokens, np.ndarray)
     library = device.library(device.take(trees.tokens))
-    result = empty_accepted(*shape, longest, library) if out is None else out
+    result = empty_accepted(count, places, longest, library) if out is None else out
     if target is not None and _is_logits(target, shape):
-        best = empty_best(*shape, device) if best is None else best
+        best = empty_best(count, places, device) if best is None else best
         choose_ranks(device.take(target), best, bias=bias, allowed=allowed, stream=stream, device=device)
     elif target is not None:
         result = Accepted(result.counts, result.tokens, result.nodes, result.ends, device.take(target))
-        best = device.empty((0, shape[1]), np.int64)
+        best = device.empty((0, places), np.int64)
     elif best is None:
         raise ValueError("accept_trees: target is None; pass its logits, its choices, or best from choose_ranks")
     state = [device.take(values) for values in vars(requests).values()]
     *made, choices = vars(result).values()
     given = [device.take(values) for values in (trees.parents, trees.tokens, trees.counts)]
-    walk = *given, best, choices, stop_rows(stop_tokens, shape[0], device), *state, *made
+    walk = *given, best, choices, stop_rows(stop_tokens, count, device), *state, *made
     walk_trees_kernel(*walk, stream=stream, device=device)
     if stream is not None or not on_host:
         return result

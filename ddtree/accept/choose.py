@@ -54,7 +54,7 @@ def lowest_of_four(four: Any, largest: Any, place: Any, found: Any) -> Any:
         found = select(four[i] == largest or four[i] != four[i], np.int32(place + i), found)
     return found
 
-
+# %% ../notebooks/17a_accept_choose.ipynb #0c24b0ad
 @device_function
 def place_of(one: Any, two: Any, three: Any, four: Any, largest: Any) -> Any:
     """The place, 0 to 15, of the first of sixteen that is the largest or NaN."""

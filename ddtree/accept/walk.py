@@ -70,7 +70,8 @@ def empty_accepted(requests: int, places: int, longest: int = 16, device: Librar
     device = device or current_device()
     flags = [device.empty(requests, np.int32) for _ in range(2)]
     paths = [device.empty((requests, longest), dtype) for dtype in (np.int64, np.int32)]
-    return Accepted(flags[0], *paths, flags[1], device.empty((requests, places), np.int64))
+    choices = device.empty((requests, places), np.int64)
+    return Accepted(flags[0], paths[0], paths[1], flags[1], choices)
 
 # %% ../notebooks/17b_accept_walk.ipynb #db14c035
 def walk_one_ref(
