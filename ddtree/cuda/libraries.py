@@ -50,7 +50,7 @@ def _is_ordered(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtyp
     wanted = flatten(0, shape, dtype.itemsize)[5 + len(shape) :]
     return 0 in shape or all(n == 1 or a == b for n, a, b in zip(shape, strides, wanted, strict=True))
 
-# %% ../notebooks/06k_cuda_libraries.ipynb #87888ad4
+# %% ../notebooks/06k_cuda_libraries.ipynb #403c87da
 class _Cut(NamedTuple):
     """A piece of a slab: its dtype, shape, steps and offset in elements."""
 
@@ -72,7 +72,7 @@ def _cut(kinds: Kinds) -> tuple[int, tuple[_Cut, ...], tuple[int, ...]]:
         end += -(-prod(shape) * dtype.itemsize // 256) * 256
     return max(1, end // 8), tuple(cuts), tuple(offsets)
 
-
+# %% ../notebooks/06k_cuda_libraries.ipynb #c07bfc6a
 _KINDS = ("bool", *(f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4)), "float16", "float32", "float64")
 
 
