@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 if TYPE_CHECKING:
-    from ddtree.draft import draft_tree, empty_draft
+    from ddtree.draft import DraftPlan, draft_tree, empty_draft
 
-__all__ = ["__version__", "draft_tree", "empty_draft"]
+__all__ = ["DraftPlan", "__version__", "draft_tree", "empty_draft"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:
     """The names of ddtree.draft, imported on first use so that `import ddtree` stays light."""
-    if name not in ("draft_tree", "empty_draft"):
+    if name not in ("DraftPlan", "draft_tree", "empty_draft"):
         raise AttributeError(f"module 'ddtree' has no attribute {name!r}")
     from ddtree import draft
 

@@ -1,5 +1,6 @@
 """A plan beyond its page: every option on a plan that has run others, what it refuses, and what a GPU is handed."""
 
+import copy
 import ctypes
 import threading
 import types
@@ -135,11 +136,11 @@ def gpu(monkeypatch):
                 return 0xA, [next(names) for _ in range(count)]
 
             def read(node, params):
-                params._obj.kernel = [handle for handle, _ in self._handles.values()][node - 1].handle
+                params._obj.kernel = [handle for handle, _ in self._handles.values()][(node - 1) % 4].handle
                 return 0
 
             def change(graph, node, params):
-                kernel = list(self._handles)[node - 1]
+                kernel = list(self._handles)[(node - 1) % 4]
                 count = sum(1 if p.shape is None else 5 + 2 * len(p.shape) for p in kernel.parameters)
                 places = (ctypes.c_void_p * count).from_address(params._obj.table)
                 self.told.append(("set", node, [ctypes.c_uint64.from_address(place).value for place in places]))
@@ -197,3 +198,31 @@ def test_draft_tree_gives_new_pieces_of_one_tensor_each_time(gpu):
     assert first.layout.masks.dtype == "uint32" and first.trees.scores.dtype == "float64"
     last = {told[1]: told[2] for told in gpu.told if told[0] == "set"}
     assert {array.address for array in arrays[1]} <= {word for words in last.values() for word in words}
+
+
+def test_arrays_of_ours_take_what_torch_gives(gpu):
+    logits, out = [Tensor((15, 4096), "float32", (1 << 45) + (i << 20)) for i in range(2)], {}
+    for name in ("call", "plan"):
+        out[name] = empty_draft((15, 4096), 17, gpu)
+    plan = DraftPlan((15, 4096), budget=16, device=gpu)
+    for i in (0, 0, 1, 1):
+        assert draft_tree(logits[i], 16, out=out["call"], device=gpu) is out["call"]
+        assert plan.run(logits[i], out=out["plan"]) is out["plan"]
+    gpu.told.clear()
+    plan.run(logits[1], out=out["plan"])
+    assert gpu.told == [("launch", 0x51)]  # nothing moved
+    plan.run(logits[1], out=out["call"])
+    words = {word for told in gpu.told if told[0] == "set" for word in told[2]}
+    assert {array.memory.handle for array in vars(out["call"].trees).values()} <= words
+
+
+def test_parts_of_a_draft_are_cut_out_when_they_are_read(gpu):
+    logits = Tensor((15, 4096), "float32", 1 << 45)
+    draft = [draft_tree(logits, 16, device=gpu) for _ in range(2)][1]  # the first one was read when it was prepared
+    assert set(vars(draft)) == {"slab"}
+    assert draft.trees.tokens.shape == (1, 17) and draft.trees is draft.trees
+    assert set(vars(draft)) == {"slab", "trees"}
+    with pytest.raises(AttributeError, match="a Draft has no 'logits'"):
+        draft.logits  # noqa: B018
+    copied = copy.copy(draft)
+    assert copied.top.ids is draft.top.ids and copied.layout is draft.layout and type(copied).__name__ == "Draft"

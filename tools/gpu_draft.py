@@ -34,6 +34,7 @@ from ddtree.build import (
 )
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuArray, GpuDevice
+from ddtree.cuda.arguments import element_type
 from ddtree.draft import draft_tree, draft_tree_ref, empty_draft
 from ddtree.kdtr import load
 from ddtree.layout import attention_mask, eagle_tensors, layout_trees, layout_trees_ref
@@ -239,8 +240,8 @@ def compare(host: Trees, request: int, tree: DraftTree, name: str) -> None:
 class PlainDevice(GpuDevice):
     """A GPU whose arrays are separate allocations, so that a tool sees where each ends."""
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> GpuArray:
-        driver, kind = import_module("cuda.bindings.driver"), np.dtype(dtype)
+    def empty(self, shape: int | tuple[int, ...], dtype: Any, stream: Any = None) -> GpuArray:
+        driver, kind = import_module("cuda.bindings.driver"), element_type(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         _, address = driver.cuMemAlloc(max(1, int(np.prod(sizes)) * kind.itemsize))
         return GpuArray(Plain(int(address)), sizes, kind)

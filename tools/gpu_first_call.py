@@ -128,7 +128,7 @@ def measure_here() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for kernels, place in ((LINKED, "off"), ("", folder), (KEPT, folder)):
             environment = {**os.environ, "DDTREE_CACHE": place, "CUDA_CACHE_DISABLE": "1"}
-            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
             if kernels:
                 rows.append({"kernels": kernels, **json.loads(run.stdout.splitlines()[-1])})
     return rows

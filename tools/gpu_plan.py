@@ -21,7 +21,7 @@ import numpy as np
 from ddtree.bench import VOCABULARY, time_pipeline
 from ddtree.check import assert_equal
 from ddtree.cuda import GpuDevice
-from ddtree.draft import Draft, DraftPlan, draft_tree, draft_tree_ref
+from ddtree.draft import Draft, DraftPlan, draft_tree, draft_tree_ref, empty_draft
 from tools.gpu import failures, run_sections
 
 SMALL = 4099  # tokens; rows of an odd size, so they are not aligned
@@ -60,6 +60,9 @@ def check_kinds(gpu: GpuDevice) -> dict[str, str]:
     same(gpu, draft_tree(half, 20), half.float().cpu().numpy(), 20)
     strided = torch.from_numpy(np.concatenate([logits, logits], 2)).cuda()[:, :, 3 : 3 + SMALL]
     same(gpu, draft_tree(strided, 20), strided.cpu().numpy(), 20)
+    own = empty_draft(logits.shape, 21, gpu)  # arrays of ours for the results of torch's
+    for _ in range(2):
+        same(gpu, draft_tree(kinds["torch"][0], 20, out=own), logits, 20)
     options = {"temperature": 0.7, "bias": draw(5, 2, SMALL), "allowed": draw(6, 2, SMALL) > -3, "max_depth": [1, 3]}
     same(gpu, draft_tree(kinds["torch"][0], 20, **options), logits, 20, **options)
     there = {name: torch.from_numpy(np.asarray(x)).cuda() for name, x in options.items() if name in ("bias", "allowed")}
@@ -142,7 +145,7 @@ def check_threads(gpu: GpuDevice, threads: int = 4, calls: int = 200) -> dict[st
     return {"threads": threads + 1, "calls": threads * calls + 1, "different": len(failed)}
 
 
-def host_us(call: Callable[[], Any], calls: int = 200, repeats: int = 11) -> dict[str, float]:
+def host_us(call: Callable[[], Any], calls: int = 200, repeats: int = 21) -> dict[str, float]:
     """Microseconds of the host for one call: medians of batches that fit the queue, each after a wait."""
     torch, times = import_module("torch"), []
     for _ in range(repeats + 1):
@@ -156,6 +159,44 @@ def host_us(call: Callable[[], Any], calls: int = 200, repeats: int = 11) -> dic
     return {"median": median, "q1": low, "q3": high, "n": repeats}
 
 
+def read(draft: Draft) -> list[Any]:
+    """Every part of a draft."""
+    return [draft.top, draft.trees, draft.layout]
+
+
+def time_pieces(gpu: GpuDevice) -> dict[str, float]:
+    """What the host pays for the parts of a call and for what was not chosen, microseconds."""
+    torch = import_module("torch")
+    where = torch.device("cuda", gpu.ordinal)
+    slab = torch.empty(8192, dtype=torch.int64, device=where)
+    floats, logits = slab.view(torch.float32), torch.randn(15, VOCABULARY, device=where)
+    like, stream = [torch.empty(15, 64, device=where)] * 5, torch.cuda.current_stream().cuda_stream
+    plan = DraftPlan(logits.shape, logits.dtype, 64, device=gpu)
+    plan.run(logits, 7)
+    assert plan._last is not None
+    ready, number, view_of = (
+        plan._last[2],
+        np.array([5]),
+        import_module("cuda.core.utils").StridedMemoryView.from_dlpack,
+    )
+    timed: dict[str, Callable[[], Any]] = {
+        "torch.empty": lambda: torch.empty(8192, dtype=torch.int64, device=where),
+        "view as another dtype": lambda: slab.view(torch.float32),
+        "as_strided": lambda: floats.as_strided((15, 64), (64, 1), 128),
+        "split into 5": lambda: floats.split([960] * 4 + [16384 - 3840]),
+        "unflatten into 5": lambda: torch._C._nn.unflatten_dense_tensors(floats, like),
+        "current_stream": lambda: torch.cuda.current_stream(gpu.ordinal).cuda_stream,
+        "current stream, raw": lambda: gpu.library(logits).current_stream(),
+        "a view of a tensor": lambda: gpu.view("logits", logits),
+        "a view by DLPack": lambda: view_of(logits, stream_ptr=-1),
+        "a copy of 8 bytes": lambda: gpu.write(slab[:1], number, stream),
+        "a word set by the stream": lambda: gpu._call("cuStreamWriteValue64", stream, slab.data_ptr(), 5, 0),
+        "four launches": lambda: ready.run(stream, True),
+        "four launches as one graph": lambda: ready.run(stream),
+    }
+    return {name: host_us(call)["median"] for name, call in timed.items()}
+
+
 def time_size(gpu: GpuDevice, shape: tuple[int, ...], dtype: str, budget: int) -> list[dict[str, Any]]:
     """The host's time of a run, of a call with changing buffers and of a replay, and the GPU's in a graph."""
     torch, requests, turn = import_module("torch"), shape[0] if len(shape) == 3 else 1, iter(range(10**9))
@@ -167,6 +208,7 @@ def time_size(gpu: GpuDevice, shape: tuple[int, ...], dtype: str, budget: int) -
         "plan.run": lambda: plan.run(there[next(turn) % 2], roots, lengths=lengths),
         "plan.run, numbers of the host": lambda: plan.run(there[next(turn) % 2], next(turn), lengths=next(turn)),
         "draft_tree": lambda: draft_tree(there[next(turn) % 2], budget, roots, lengths=lengths),
+        "draft_tree, all results read": lambda: read(draft_tree(there[next(turn) % 2], budget, roots, lengths=lengths)),
         "replay": graph.replay,
     }
     row = {"logits": f"{list(shape)} {dtype}", "budget": budget}
@@ -194,6 +236,7 @@ def main() -> int:
         "order": lambda: check_order(gpu),
         "captures": lambda: check_captures(gpu),
         "threads": lambda: check_threads(gpu),
+        "pieces": lambda: time_pieces(gpu),
         "times": lambda: time_calls(gpu),
     }
     return 1 if failures(run_sections(sections, options.out, "python -m tools.gpu_plan", {})) else 0

@@ -121,19 +121,43 @@ def builder_section(record: dict[str, Any]) -> str:
 
 
 def first_call_section(record: dict[str, Any]) -> str:
-    """What a user meets first, then at every call, then inside a graph."""
-    lines = []
+    """What a user meets first: the parts of a fresh process, and with torch the first call and later ones."""
     fresh = [
-        [row["kernels"], *(f"{row[part]['median']:.2f} s" for part in FIRST_PARTS)]
-        for row in record.get("first_tree", [])
+        [row["kernels"], *(f"{row[part]['median']:.2f} s" for part in FIRST_PARTS)] for row in record["first_tree"]
     ]
-    for row in record["rows"]:
-        host, graph = row["host_us_a_call"]["median"], row["graph_us"]["median"]
-        lines.append([row["kernels"], f"{row['first_call_s']:.1f} s", f"{host:.0f} µs", f"{graph:.1f} µs"])
-    calls = table(
-        ["one request, 64 nodes, kernels", "first call", "host, a later call", "in a graph, logits in L2"], lines
+    lines = [
+        [row["kernels"], f"{row['first_call_s']:.2f} s", f"{row['host_us_a_call']['median']:.0f} µs"]
+        for row in record["rows"]
+    ]
+    calls = table(["with torch, machine code", "first call", "the host, a later call into places of ours"], lines)
+    return table(["a fresh process, machine code", *FIRST_PARTS.values()], fresh) + "\n" + calls
+
+
+CALLS = (
+    "plan.run", "plan.run, numbers of the host", "draft_tree", "draft_tree, all results read", "replay", "in a graph",
+)  # fmt: skip
+
+
+def calls_of(record: dict[str, Any], logits: str, budget: int) -> list[float]:
+    """Microseconds of each of `CALLS`: of the host, the last one of the GPU."""
+    found = {row["call"]: row for row in record["times"] if (row["logits"], row["budget"]) == (logits, budget)}
+    return [found[call].get("host_us", found[call].get("gpu_us"))["median"] for call in CALLS]
+
+
+def plan_section(record: dict[str, Any]) -> str:
+    """What a call costs the host, beside what it costs the GPU."""
+    sizes = dict.fromkeys((row["logits"], row["budget"]) for row in record["times"])
+    lines = [[f"{logits}, {budget} nodes", *(f"{us:.1f}" for us in calls_of(record, logits, budget))]
+             for logits, budget in sizes]  # fmt: skip
+    heads = (
+        "`plan.run`",
+        "with numbers of the host that change",
+        "`draft_tree`",
+        "and all results read",
+        "a replay",
+        "the GPU, in a graph",
     )
-    return (table(["a fresh process, machine code", *FIRST_PARTS.values()], fresh) + "\n" if fresh else "") + calls
+    return table(["torch's tensors, µs of the host", *heads], lines)
 
 
 def text_section(record: dict[str, Any]) -> str:
@@ -177,7 +201,7 @@ TOP = """# Measurements
 Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
 command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
 """
-SHOWN = "tree_h200", "first_call_h200", "topk_select_h200", "cpu_decoding", "mutations"
+SHOWN = "tree_h200", "first_call_h200", "plan_h200", "topk_select_h200", "cpu_decoding", "mutations"
 FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
 
 
@@ -188,7 +212,9 @@ def page() -> str:
     parts += [draft_section(tree), batch_section(tree)]
     parts.append(f"## The tree builder alone\n\n{FALLBACK}\n\n{builder_section(tree)}")
     first, texts = read("first_call_h200"), read("topk_select_h200")
-    parts.append(f"## The first call, every call, a call in a graph\n\n{where(first)}\n\n{first_call_section(first)}")
+    parts.append(f"## The first call\n\n{where(first)}\n\n{first_call_section(first)}")
+    plan = read("plan_h200")
+    parts.append(f"## Every call, and a call in a graph\n\n{where(plan)}\n\n{plan_section(plan)}")
     parts.append(f"## Registers of the second top-k kernel\n\n{where(texts)}\n\n{text_section(texts)}")
     parts.append(f"## Decoding on a CPU\n\n{where(decoding)}\n\n{decoding_section(decoding)}")
     parts.append(f"## Models with one change\n\n{where(read('mutations'))}\n\n{mutation_section(read('mutations'))}")
@@ -221,17 +247,14 @@ def chart() -> str:
     return "\n".join([head, title, back, label, *parts, "</svg>"]) + "\n"
 
 
-def first_lines(record: dict[str, Any]) -> str:
-    """What the README says of the first tree: of a fresh environment, or of the first call where only that is known."""
-    if "first_tree" not in record:
-        made, kept = (row["first_call_s"] for row in record["rows"])
-        return (
-            f"The first call of a process\n  takes {kept:.1f} s with kept kernels, {made:.0f} s when it compiles them."
-        )
-    made, kept = (row["to_first_tree_s"]["median"] for row in record["first_tree"])
+def host_lines(first: dict[str, Any], plan: dict[str, Any]) -> str:
+    """What the README says of the first tree and of every later call."""
+    made, kept = (row["to_first_tree_s"]["median"] for row in first["first_tree"])
+    run, _, call, _, replay, _ = calls_of(plan, ONE, 64)
     return (
-        f"From `python -c` to the\n  first tree: {made:.1f} s, {kept:.1f} s once machine code is kept; no compiler is "
-        "installed."
+        f"From `python -c` to the first tree: {made:.1f} s, {kept:.1f} s once machine code is kept; no compiler is "
+        f"installed.\n"
+        f"  Afterwards `plan.run` costs the host {run:.0f} µs, `draft_tree` {call:.0f}, a replay {replay:.0f}."
     )
 
 
@@ -245,7 +268,6 @@ def readme_lines() -> str:
     torch = next(row["us"]["median"] for row in rows(tree, group="torch in a graph", logits=ONE, budget=64))
     batch = pipeline(tree, BATCH, 64)
     first = read("first_call_h200")
-    host = first["rows"][-1]["host_us_a_call"]["median"]
     best = max(decoding["rows"], key=lambda row: row["tokens_per_round"])
     plain = next(row for row in decoding["rows"] if not row["budget"])
 
@@ -261,7 +283,7 @@ def readme_lines() -> str:
   peaked logits, whose trees have all 15 levels: {joined(peaked)}.
 - torch.topk alone takes {torch:.0f} µs for the same logits; one read of them takes {floor:.1f}.
 - 64 requests in bfloat16: {batch:.0f} µs, against an aim of 110.
-- Outside a graph a call costs {host:.0f} µs of the host's time. {first_lines(first)}
+- {host_lines(first, read("plan_h200"))}
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
 - The PTX machine finds {found} of {len(faults)} planted races and flags {len(correct["flagged"])} of

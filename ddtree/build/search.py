@@ -129,6 +129,7 @@ def build_trees_one_warp_kernel(
     cuda.syncwarp()
     if costs.shape[0] > 0:
         count = stop_early(lane, count, limits[2], costs, scores[request])
+        cuda.syncwarp()
     clear_places(count + lane, 32, tree)
     if lane == 0:
         tokens[request, 0] = root_tokens[request]

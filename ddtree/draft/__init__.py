@@ -59,16 +59,17 @@ _PLANS = 16  # kept with a device
 
 def _plan_for(logits: Any, places: int, stream: Any, recording: bool, device: Device) -> DraftPlan:
     """The plan of the last call with such logits on this stream, or a new one."""
-    view = device.view("logits", logits)
-    if recording:
-        return DraftPlan(view.shape, view.dtype, places - 1, device=device)
     plans: dict[Any, DraftPlan] = device.__dict__.setdefault("_plans", {})
-    key = device.library(logits), view.shape, view.dtype, places, stream
-    if key not in plans:
-        while len(plans) >= _PLANS:
-            plans.pop(next(iter(plans)), None)
-        plans[key] = DraftPlan(view.shape, view.dtype, places - 1, device=device)
-    return plans[key]
+    key = device.library(logits), tuple(logits.shape), getattr(logits, "dtype", None), places, stream
+    plan = None if recording or key[2] is None else plans.get(key)
+    if plan is None:
+        view = device.view("logits", logits)
+        plan = DraftPlan(view.shape, view.dtype, places - 1, device=device)
+        if not recording:
+            while len(plans) >= _PLANS:
+                plans.pop(next(iter(plans)), None)
+            plans[key] = plan
+    return plan
 
 # %% ../notebooks/14c_draft.ipynb #dcd166d8
 def _to_numpy(draft: Draft, device: Device) -> Draft:
