@@ -55,7 +55,7 @@ def test_rows_of_any_size_and_order_move_and_nothing_else(seed, requests, dtype,
     accepted, counts = draw_walks(rng, requests, 9, 6)
     lengths = rng.integers(0, 15, requests)
     before, start = cache.copy(), lengths.copy()
-    CompactPlan(cache, 9, device=FAST).run(accepted, counts, lengths, advance=advance)
+    CompactPlan(cache, 9, device=FAST).run(accepted, counts, lengths, lengths_are="advanced" if advance else "before")
     for r, (n, at) in enumerate(zip(counts, start, strict=True)):
         before[:, r, at : at + n] = before[:, r, at + accepted[r, :n]]  # numpy reads all of it first
     assert_equal(cache.copy(), before, "rows")
@@ -75,7 +75,7 @@ def test_pages_of_every_size_hold_the_rows_of_the_reference(page, row_axes):
     lengths, expected = np.int64([page - 1, 250]), pool.copy()
     ends = compact_ref(split(expected, 2 + row_axes), accepted, counts, lengths, 33, table)
     plan = CompactPlan(pool, 33, row_axes=row_axes, paged=True, device=WATCHED)
-    plan.run(accepted, counts, lengths, page_table=table, advance=True)
+    plan.run(accepted, counts, lengths, page_table=table, lengths_are="advanced")
     assert_equal(pool, expected, "pages")
     assert_equal(lengths, ends, "lengths")
 
@@ -140,7 +140,7 @@ def test_a_request_with_numbers_of_no_walk_is_left_alone_and_others_are_not(name
     accepted, counts = np.int32([path, [0, 2, 5]]), np.int32([count, 3])
     lengths, expected = np.int64([length, 4]), cache.copy()
     ends = compact_ref(split(expected), accepted, counts, lengths, 8)
-    CompactPlan(cache, 8, device=WATCHED).run(accepted, counts, lengths, advance=True)
+    CompactPlan(cache, 8, device=WATCHED).run(accepted, counts, lengths, lengths_are="advanced")
     assert_equal(cache, expected, "cache")
     assert_equal(lengths, ends, "lengths")
     assert_equal(lengths, np.int64([length, 7]), "the first is as before")
@@ -154,7 +154,9 @@ def test_a_page_outside_the_pool_is_never_followed(wrong, where):
     table[0, where] = wrong
     accepted, counts, lengths, expected = np.int32([[0, 2, 6]] * 2), np.int32([3, 3]), np.int64([4, 5]), pool.copy()
     ends = compact_ref([expected], accepted, counts, lengths, 8, table)
-    CompactPlan(pool, 8, paged=True, device=WATCHED).run(accepted, counts, lengths, page_table=table, advance=True)
+    CompactPlan(pool, 8, paged=True, device=WATCHED).run(
+        accepted, counts, lengths, page_table=table, lengths_are="advanced"
+    )
     assert_equal(pool, expected, "pool")
     assert_equal(lengths, ends, "lengths")
     assert_equal(lengths, np.int64([4, 8]), "only the second went on")
@@ -166,7 +168,7 @@ def test_a_recorded_round_follows_new_walks_tables_and_lengths():
     accepted, counts, lengths = np.zeros((4, 6), np.int32), np.zeros(4, np.int32), np.zeros(4, np.int64)
     plan, expected = CompactPlan(pool, 17, paged=True, device=FAST), pool.copy()
     with FAST.graph() as graph:
-        plan.run(accepted, counts, lengths, page_table=table, advance=True, stream=graph)
+        plan.run(accepted, counts, lengths, page_table=table, lengths_are="advanced", stream=graph)
     for _ in range(20):
         accepted[:], counts[:] = draw_walks(rng, 4, 17, 6)
         rng.shuffle(table.reshape(-1))
@@ -174,6 +176,21 @@ def test_a_recorded_round_follows_new_walks_tables_and_lengths():
         graph.replay()
         assert_equal(lengths, ends, "lengths")
         assert_equal(pool, expected, "pool")
+
+
+def test_lengths_of_a_walk_that_counted_on_give_the_same_rows():
+    rng = np.random.default_rng(1)
+    cache = draw_cache(rng, (2, 3, 40, 2, 4), "uint16")
+    accepted, counts = draw_walks(rng, 3, 9, 6)
+    lengths, other = np.int64([3, 0, 20]), cache.copy()
+    CompactPlan(cache, 9, device=WATCHED).run(accepted, counts, lengths, lengths_are="before")
+    CompactPlan(other, 9, device=WATCHED).run(accepted, counts, lengths + counts, lengths_are="after")
+    assert_equal(other, cache, "rows")
+    table = rng.permutation(120).astype(np.int32).reshape(3, 40)
+    again = table.copy()
+    permute_slots(table, accepted, counts, lengths, 9, device=WATCHED)
+    permute_slots(again, accepted, counts, lengths + counts, 9, lengths_are="after", device=WATCHED)
+    assert_equal(again, table, "slots")
 
 
 def test_what_does_not_fit_is_refused_by_name():
@@ -189,6 +206,7 @@ def test_what_does_not_fit_is_refused_by_name():
         (lambda: CompactPlan(cache, 8, paged=True, device=FAST).run(*walks), "page_table is missing"),
         (lambda: CompactPlan(cache, 8, device=FAST).run(*walks, page_table=walks[0]), "page_table is given"),
         (lambda: CompactPlan(cache, 8, device=FAST).run(walks[0][:1], *walks[1:]), "must be 2"),
+        (lambda: CompactPlan(cache, 8, device=FAST).run(*walks, lengths_are="now"), "lengths_are is 'now'"),
     ]:
         with pytest.raises(ValueError, match=words):
             made()
@@ -208,7 +226,7 @@ def test_permuted_slots_show_the_rows_that_a_copy_would_have(seed, requests, nod
     start, expected, pages = lengths.copy(), table.copy(), table.copy()
     ends = compact_ref([moved], accepted, counts, lengths, nodes, pages)
     assert_equal(permute_slots_ref(expected, accepted, counts, lengths, nodes), ends, "ends of both")
-    permute_slots(table, accepted, counts, lengths, nodes, advance=True, device=FAST)
+    permute_slots(table, accepted, counts, lengths, nodes, lengths_are="advanced", device=FAST)
     assert_equal(table, expected, "slots")
     assert_equal(lengths, ends, "lengths")
     for r in range(requests):
@@ -224,7 +242,7 @@ def test_slots_of_a_request_with_numbers_of_no_walk_stay(name):
     table, lengths = np.arange(40, dtype=np.int32).reshape(2, 20), np.int64([length, 4])
     walks, expected = (np.int32([path, [0, 2, 5]]), np.int32([count, 3])), table.copy()
     permute_slots_ref(expected, *walks, lengths, 8)
-    permute_slots(table, *walks, lengths, 8, advance=True, device=WATCHED)
+    permute_slots(table, *walks, lengths, 8, lengths_are="advanced", device=WATCHED)
     assert_equal(table, expected, "slots")
     assert_equal(lengths, np.int64([length, 7]), "lengths")
 

@@ -67,7 +67,7 @@ def compare(device: Device, name: str, rounds: int = 20) -> int:
     plan, given = CompactPlan(cache, 33, row_axes=row_axes, paged=paged, device=device), there[1:]
     options = {"page_table": there[0]} if paged else {}
     with device.graph() as graph:
-        plan.run(*given, **options, advance=True, stream=graph)
+        plan.run(*given, **options, lengths_are="advanced", stream=graph)
     arrays = host.reshape(-1, *shape[len(front) :])
     for _ in range(rounds):
         walks = [*draw_walks(rng, 4, 33, 20), rng.integers(0, room - 20, 4)]
@@ -89,7 +89,7 @@ def compare_slots(device: Device, rounds: int = 20) -> int:
     for _ in range(rounds):
         walks = [*draw_walks(rng, 4, 257, 20), rng.integers(0, 400, 4)]
         given = [device.array(values) for values in walks]
-        permute_slots(there, *given, 257, advance=True, device=device)
+        permute_slots(there, *given, 257, lengths_are="advanced", device=device)
         ends = permute_slots_ref(table, *walks, 257)
         assert_equal(device.numpy(given[2]), ends, "lengths")
         assert_equal(device.numpy(there), table, "slots")
@@ -110,7 +110,7 @@ def compare_torch(device: Device) -> dict[str, str]:
         there = [torch.from_numpy(array).cuda() for array in host]
         given = [torch.from_numpy(array).cuda() for array in walks]
         plan = CompactPlan([cache.transpose(1, 2) for cache in there], 12, device=device)
-        plan.run(*given, advance=True)
+        plan.run(*given, lengths_are="advanced")
         found, lengths = [cache.cpu().numpy() for cache in there], given[2].cpu().numpy()
     ends = compact_ref([array.transpose(0, 2, 1, 3) for array in host], *walks, nodes=12)
     assert_equal(lengths, ends, "lengths")

@@ -27,6 +27,8 @@ from .rows import load_unit as load_unit
 from .rows import make_mover as make_mover
 from .rows import make_row_access as make_row_access
 from .rows import store_unit as store_unit
+from .slots import LENGTHS_ARE as LENGTHS_ARE
+from .slots import check_lengths_are as check_lengths_are
 from .slots import permute_slots as permute_slots
 from .slots import permute_slots_kernel as permute_slots_kernel
 from .slots import permute_slots_ref as permute_slots_ref
@@ -158,23 +160,25 @@ class CompactLaunches:
         arrays["page_table"] = self._pages if page_table is None else page_table
         return {name: self.device.view(name, array) for name, array in arrays.items()}
 
-    def _prepared(self, given: dict[str, View], advance: bool) -> Ready:
+    def _prepared(self, given: dict[str, View], lengths_are: str) -> Ready:
         """The launch for such arrays, pointed to them."""
-        key = advance, *[view[2:6] for view in given.values()]
+        key = lengths_are, *[view[2:6] for view in given.values()]
         if key not in self._ready:
             slotted = {name: view._replace(slot=name) for name, view in given.items()}
-            self._ready[key] = Ready([self._prepare(**slotted, advance=advance)], self.device)
+            self._ready[key] = Ready([self._prepare(**slotted, lengths_are=lengths_are)], self.device)
         for name, view in given.items():
             self._ready[key].point(name, view.owner, view.address)
         return self._ready[key]
 
-    def _prepare(self, accepted: View, counts: View, lengths: View, page_table: View, advance: bool) -> Launch:
+    def _prepare(self, accepted: View, counts: View, lengths: View, page_table: View, lengths_are: str) -> Launch:
+        check_lengths_are(lengths_are, "CompactPlan")
         requests, table = page_table.shape[0] if page_table.shape else 0, self.table
         if requests not in self._tickets:
             self._tickets[requests] = self.device.array(np.zeros(requests, np.uint32))
         arrays = table.addresses, table.steps, page_table, accepted, counts, lengths, self._tickets[requests]
-        numbers = self.nodes, table.page, table.pages, table.units
-        return make_compact_kernel(table.unit, advance).prepare(*arrays, *numbers, device=self.device)
+        numbers = self.nodes, table.page, table.pages, table.units, int(lengths_are == "after")
+        chosen = make_compact_kernel(table.unit, lengths_are == "advanced")
+        return chosen.prepare(*arrays, *numbers, device=self.device)
 
 # %% ../notebooks/18e_compact.ipynb #34032ee5
 class CompactPlan(CompactLaunches):
@@ -194,25 +198,25 @@ class CompactPlan(CompactLaunches):
         lengths: Any,
         *,
         page_table: Any = None,
-        advance: bool = False,
+        lengths_are: str = "before",
         stream: Any = None,
     ) -> None:
         """Move rows lengths[b] + accepted[b, j] to lengths[b] + j, in one launch; nothing is read back.
 
         Arrays of the device: accepted (R, M) int32, counts (R,) int32, how many of them count, 0 for none; lengths (R,)
-        int64, committed rows before the tree; page_table (R, P) int32 for a paged plan. advance: lengths are counted
-        on, in place. stream: None for the current one of the library of `accepted`; see `ddtree.cuda.Launch`. A request
-        with what is no walk (`is_walk`), or with a page outside the pool, is left alone, its length too. Raises
-        TypeError or ValueError for what does not fit.
+        int64, committed rows; page_table (R, P) int32 for a paged plan. lengths_are: "before" the walk, "advanced" from
+        there in place by the same launch, or "after" it, counted on already. stream: None for the current one of the
+        library of `accepted`; see `ddtree.cuda.Launch`. A request with what is no walk (`is_walk`), or with a page
+        outside the pool, is left alone, its length too. Raises TypeError or ValueError for what does not fit.
         """
         given = self._look(accepted, counts, lengths, page_table)
         library = self.device.library(accepted)
         order = library.current_stream() if stream is None else stream
         with self._lock:
-            self._prepared(given, advance).run(order, self.device.is_recording(order))
+            self._prepared(given, lengths_are).run(order, self.device.is_recording(order))
 
     def prepare(
-        self, accepted: Any, counts: Any, lengths: Any, *, page_table: Any = None, advance: bool = False
+        self, accepted: Any, counts: Any, lengths: Any, *, page_table: Any = None, lengths_are: str = "before"
     ) -> Launch:
         """The launch of `run` for these arrays, to be run by itself, beside others of the plan or in a graph."""
-        return self._prepare(**self._look(accepted, counts, lengths, page_table), advance=advance)
+        return self._prepare(**self._look(accepted, counts, lengths, page_table), lengths_are=lengths_are)

@@ -85,12 +85,15 @@ def make_compact_kernel(unit: int, advance: bool) -> Kernel:
         page: Annotated[Any, "int32"],
         pages: Annotated[Any, "int32"],
         units: Annotated[Any, "int32"],
+        counted: Annotated[Any, "int32"],
     ) -> None:
         """A thread has a unit of the rows of array blockIdx.y for request blockIdx.z. steps: bytes from page to page,
-        row to row and piece to piece; units in a piece and in a row. units: in the longest row."""
+        row to row and piece to piece; units in a piece and in a row. units: in the longest row.
+        counted: whether the lengths are those after the walk."""
         array, request, thread = cuda.blockIdx.y, cuda.blockIdx.z, cuda.threadIdx.x
         rows, pages_of, step = cuda.shared.array(0, np.int64), page_table[request], steps[array]
-        unit_of_row, count, length = cuda.blockIdx.x * THREADS + thread, counts[request], lengths[request]
+        unit_of_row, count = cuda.blockIdx.x * THREADS + thread, counts[request]
+        length = lengths[request] - (count if counted else 0)
         if count < 1 or count > accepted.shape[1] or length < 0 or length >= np.int64(pages_of.size) * page:
             return
         first, good = find_rows(rows, accepted[request], count, length, nodes, pages_of, page, pages, step)
