@@ -1,9 +1,10 @@
-"""Compaction of caches on a GPU, held against numpy byte by byte, and timed for the cache of a Qwen3-8B.
+"""Compaction and whole rounds on a GPU, held against numpy, and timed for the cache of a Qwen3-8B.
 
 `python -m tools.gpu_round --out FILE` needs an NVIDIA GPU and the extra `gpu`; torch, if there, is a yardstick.
 It writes one JSON: what was compared (caches in one piece, in pages, with heads first, latent rows; numbers that are no
-walk; graphs that follow new walks), compute-sanitizer's four tools, and microseconds in a CUDA graph for paths of 1 to
-16 nodes in trees of 65. Exit status 1 if anything differs. `--here` compares on the PTX machine and times nothing.
+walk; graphs that follow new walks; rounds of a stand-in, replayed `--replays` times, whose texts and caches are those
+of plain decoding), compute-sanitizer's four tools, and microseconds in a CUDA graph: paths of 1 to 16 nodes in trees of
+65, and whole rounds. Exit status 1 if anything differs. `--here` compares on the PTX machine and times nothing.
 """
 
 import argparse
@@ -17,10 +18,22 @@ from typing import Any
 
 import numpy as np
 
+from ddtree.accept import Requests
 from ddtree.check import assert_equal
 from ddtree.compact import CompactPlan, compact_ref, permute_slots, permute_slots_ref
-from ddtree.cuda import Device, GpuDevice, PtxDevice
-from ddtree.measure import time_launches, time_torch
+from ddtree.cuda import Device, GpuDevice, Launch, PtxDevice
+from ddtree.draft import Draft, DraftPlan
+from ddtree.measure import note_launches, time_graph, time_launches, time_torch
+from ddtree.round import (
+    RoundPlan,
+    StandIn,
+    StandInCache,
+    StandInModel,
+    forward_ref,
+    propose_ref,
+    round_ref,
+    rows_of_text,
+)
 from tools.gpu import failures, is_clean, run_sections, start_sanitizer
 
 LAYERS, HEADS, SIZE, NODES = 36, 8, 128, 65
@@ -119,6 +132,92 @@ def compare_torch(device: Device) -> dict[str, str]:
     return {"heads first, strided": repr(plan)}
 
 
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+MODEL, TREE, AHEAD, LONGEST, PAGE = StandIn(vocabulary=64, arrays=4, size=4), 17, 6, 8, 16
+
+
+class Texts:
+    """Requests of a stand-in on a device: prompts in the cache, a round recorded. wanted: tokens of each."""
+
+    def __init__(self, device: Device, wanted: Sequence[int]) -> None:
+        rng, count, self.device = np.random.default_rng(1), len(wanted), device
+        self.wanted, self.prompts = list(wanted), [rng.integers(0, 64, 3 + 5 * r) for r in range(count)]
+        room = -(-(max(wanted) + 5 * count + TREE + LONGEST) // PAGE)
+        table = rng.permutation(count * room).astype(np.int32).reshape(count, room)
+        rows = np.zeros((MODEL.arrays, count * room, PAGE, MODEL.size), np.uint32)
+        self.host, self.texts = StandInCache(rows, table), np.full((count, room * PAGE), -1, np.int64)
+        for r, prompt in enumerate(self.prompts):
+            at, self.texts[r, : len(prompt)] = np.arange(len(prompt) - 1), prompt
+            fresh = rows_of_text(prompt[:-1], MODEL.arrays * MODEL.size).reshape(len(at), MODEL.arrays, -1)
+            rows[:, table[r, at // PAGE], at % PAGE] = fresh.swapaxes(0, 1)
+        lengths = np.array([len(prompt) - 1 for prompt in self.prompts])
+        self.state = Requests(np.array([prompt[-1] for prompt in self.prompts]), lengths, np.array(self.wanted))
+        self.requests = Requests(*map(device.array, vars(self.state).values()))
+        self.cache = StandInCache(device.array(rows), device.array(table))
+        self.written = device.array(self.texts)
+        draft = DraftPlan((count, AHEAD, MODEL.vocabulary), budget=TREE - 1, device=device)
+        compact = CompactPlan(self.cache.rows, TREE, row_axes=1, paged=True, device=device)
+        options = {"texts": self.written, "longest": LONGEST, "page_table": self.cache.page_table}
+        self.plan = RoundPlan(draft, compact, self.requests, **options)
+        model = StandInModel(MODEL, self.cache, self.requests, AHEAD, TREE, device)
+        self.graph = self.plan.graph(model.propose, model.verify)
+
+    def compare_rounds(self, rounds: int) -> None:
+        """Replay and hold state, walk and cache against the reference, round for round."""
+        stops, state = np.full((len(self.wanted), 1), -1, np.int64), self.state
+        for _ in range(rounds):
+            now = state
+            _, accepted, state = round_ref(
+                propose_ref(now.lengths, AHEAD, MODEL.vocabulary), TREE - 1, now,
+                lambda trees, now=now: forward_ref(MODEL, self.host, trees, now)[0], self.host.rows, stops, LONGEST,
+                self.host.page_table,
+            )  # fmt: skip
+            self.graph.replay()
+            for name in ("counts", "tokens", "nodes", "ends"):
+                assert_equal(self.device.numpy(getattr(self.plan.accepted, name)), getattr(accepted, name), name)
+            for name, values in vars(state).items():
+                assert_equal(self.device.numpy(getattr(self.requests, name)), values, name)
+        assert_equal(self.device.numpy(self.cache.rows), self.host.rows, "cache")
+
+    def check(self) -> int:
+        """Hold texts and caches against plain decoding; returns how many tokens were compared."""
+        lengths, texts = self.device.numpy(self.requests.lengths), self.device.numpy(self.written)
+        rows, compared = self.device.numpy(self.cache.rows), 0
+        for r, (prompt, length) in enumerate(zip(self.prompts, lengths, strict=True)):
+            expected = MODEL.decode(prompt, int(length) + 1 - len(prompt))
+            assert_equal(texts[r, : length + 1], expected, f"text {r}")
+            assert (texts[r, length + 1 :] == -1).all(), f"text {r} goes on"
+            at = np.arange(length)
+            found = rows[:, self.host.page_table[r, at // PAGE], at % PAGE].swapaxes(0, 1).reshape(length, -1)
+            assert_equal(found, rows_of_text(expected[:-1], found.shape[1]), f"cache {r}")
+            compared += int(length) + 1 - len(prompt)
+        return compared
+
+
+def free_memory(gpu: Device) -> int:
+    """Bytes of the GPU that nobody has; 0 on the PTX machine."""
+    return int(gpu._call("cuMemGetInfo")[0]) if isinstance(gpu, GpuDevice) else 0
+
+
+def soak(device: Device, replays: int, compared: int = 300) -> dict[str, Any]:
+    """Replay a round so many times, with requests that end early; memory must not grow, texts must be right."""
+    texts = Texts(device, [LONGEST * replays, replays // 3 + 3, replays // 10 + 3, 5])
+    texts.compare_rounds(min(compared, replays))
+    device.synchronize()
+    before = free_memory(device)
+    for done in range(min(compared, replays), replays):
+        texts.graph.replay()
+        if done % 1000 == 0:
+            device.synchronize()
+    device.synchronize()
+    grown = before - free_memory(device)
+    assert grown <= 0, f"{grown} bytes of memory are gone after {replays} replays"
+    remaining = texts.device.numpy(texts.requests.remaining)
+    assert remaining[3] == 0, remaining
+    return {"replays": replays, "round for round": compared, "tokens": texts.check(), "bytes grown": grown}
+
+
 def check_sanitizer() -> dict[str, str]:
     """Small comparisons under the four tools of compute-sanitizer."""
     if not shutil.which("compute-sanitizer"):
@@ -189,12 +288,104 @@ def time_copies_of_torch(path: int) -> dict[str, Any]:
     return {"path": path, "torch_us": round(time_torch(move, [0])["median"], 1)}
 
 
+class Replays:
+    """So many replays of a graph as one."""
+
+    def __init__(self, graph: Any, count: int) -> None:
+        self.graph, self.count = graph, count
+
+    def replay(self) -> None:
+        for _ in range(self.count):
+            self.graph.replay()
+
+
+class Round:
+    """A round of the sizes of a Qwen3-8B with logits that stay as they are: each one accepts the same path.
+
+    path: nodes of it, at most the tree's depth and one.
+    """
+
+    def __init__(self, gpu: Device, requests: int, vocabulary: int, dtype: str, room: int, path: int) -> None:
+        shape, rng, self.gpu = (requests, 15, vocabulary), np.random.default_rng(0), gpu
+        self.cache = gpu.empty((LAYERS, 2, requests, room, HEADS, SIZE), np.uint16)
+        row = rng.normal(0, 1, shape[1:]).astype(np.float32)
+        row[:, :32] = 14 - 1.5 * np.arange(32)  # the first token stands out: deep trees
+        self.drafted = gpu.array(np.tile(row, (requests, 1, 1)))
+        numbers = np.full(requests, 7), np.full(requests, 500), np.full(requests, 10**9)
+        self.start, self.requests = numbers[1], Requests(*map(gpu.array, numbers))
+        draft, compact = DraftPlan(shape, budget=NODES - 1, device=gpu), CompactPlan(self.cache, NODES, device=gpu)
+        self.plan = RoundPlan(draft, compact, self.requests)
+        self.choices = self.choose(draft.run(self.drafted, self.requests.root_tokens), path)
+        target = np.zeros((requests, NODES, vocabulary), np.float32)
+        np.put_along_axis(target, self.choices[..., None], 1, axis=2)
+        bits = (target.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else target
+        self.target = gpu.array(bits)
+
+    def choose(self, draft: Draft, path: int) -> np.ndarray:
+        """Choices (R, N) that follow the tree to a node of depth path - 1, the last of them, and leave it there."""
+        tokens, parents, depths = (
+            self.gpu.numpy(getattr(draft.trees, name)) for name in ("tokens", "parents", "depths")
+        )
+        choices = np.full(tokens.shape, 40, np.int64)  # a token that no tree has
+        for row, up, depth, chosen in zip(tokens, parents, depths, choices, strict=True):
+            node = int(np.flatnonzero(depth == path - 1)[-1])
+            while node > 0:
+                chosen[up[node]], node = row[node], int(up[node])
+        return choices
+
+    def graph(self, rounds: int) -> Any:
+        """So many rounds recorded."""
+        with self.gpu.graph() as graph:
+            for _ in range(rounds):
+                self.plan.run(lambda _: self.drafted, lambda *_: self.target, stream=graph)
+        return graph
+
+    def restart(self) -> None:
+        self.gpu.write(self.requests.lengths, self.start)
+
+    def walk_and_move(self) -> list[Launch]:
+        """The launches of the walk, from choices, and of the compaction."""
+        there, made = self.gpu.array(self.choices), self.plan.accepted
+        with note_launches(self.gpu) as noted:
+            self.plan.run(lambda _: self.drafted, lambda *_: there)
+        walk = [launch for launch in noted if launch.kernel.name == "walk_trees"]
+        lengths = self.requests.lengths
+        return [*walk, self.plan.compact.prepare(made.nodes, made.counts, lengths, lengths_are="after")]
+
+
+def time_round(
+    gpu: GpuDevice, requests: int, dtype: str, path: int, vocabulary: int = 151_936, rounds: int = 20
+) -> dict[str, Any]:
+    """Microseconds of a round without the models, and what the gap between two replays adds to one within a graph."""
+    timed = Round(gpu, requests, vocabulary, dtype, 6144, path)
+    one, many = timed.graph(1), timed.graph(rounds)
+    one.replay()
+    counts = gpu.numpy(timed.plan.accepted.counts)
+    assert (counts == path).all(), f"{counts} nodes were accepted, not {path}"
+    found: dict[str, Any] = {"requests": requests, "logits": dtype, "path": path}
+    for name, graph in (("alone_us", Replays(one, rounds)), ("in_a_graph_us", many)):
+        timed.restart()
+        found[name] = round(time_graph(graph, rounds)["median"], 2)
+    timed.restart()
+    found["walk_and_compaction_us"] = round(time_launches(gpu, timed.walk_and_move(), 1, rounds=20)["median"], 2)
+    assert int(gpu.numpy(timed.requests.lengths).max()) + NODES <= 6144, "rows did not fit, so they did not move"
+    return {**found, "gap_us": round(found["alone_us"] - found["in_a_graph_us"], 2)}
+
+
 def time_all(gpu: GpuDevice) -> dict[str, Any]:
     few: list[tuple[int, bool]] = [(1, True), (2, False), (4, False), (6, False), (8, False), (8, True), (16, False)]
     found = [row for page in (0, 16) for requests in (1, 16, 64) for row in time_compaction(gpu, requests, page, few)]
     print(print_table(found))
     torch = [time_copies_of_torch(path) for path in (4, 16)] if find_spec("torch") else []
-    return {"compaction": found, "slots": [time_slots(gpu, requests) for requests in (1, 16, 64)], "torch": torch}
+    rounds = [time_round(gpu, 1, dtype, path) for dtype in ("float32", "bfloat16") for path in (1, 6)]
+    rounds.append(time_round(gpu, 16, "bfloat16", 6))
+    print(print_table(rounds))
+    return {
+        "compaction": found,
+        "rounds": rounds,
+        "slots": [time_slots(gpu, requests) for requests in (1, 16, 64)],
+        "torch": torch,
+    }
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -209,16 +400,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--here", action="store_true", help="compare on the PTX machine, without a GPU")
     parser.add_argument("--alone", action="store_true", help="compare a little, under compute-sanitizer")
+    parser.add_argument("--replays", type=int, default=100_000, help="of a round, in the soak")
     options = parser.parse_args()
     if options.here or options.alone:
-        print(compare_all(PtxDevice() if options.here else GpuDevice(), rounds=2))
+        device = PtxDevice() if options.here else GpuDevice()
+        print(compare_all(device, rounds=2), soak(device, 12, compared=4))
         return 0
     gpu = GpuDevice()
     sections: dict[str, Callable[[], Any]] = {"compared": lambda: compare_all(gpu)}
     if find_spec("torch"):
         sections["torch"] = lambda: compare_torch(gpu)
-    sections |= {"times": lambda: time_all(gpu), "sanitizer": check_sanitizer}
-    command = f"python -m tools.gpu_round --out {options.out.name if options.out else 'FILE'}"
+    sections |= {"soak": lambda: soak(gpu, options.replays), "times": lambda: time_all(gpu)}
+    sections["sanitizer"] = check_sanitizer
+    command = (
+        f"python -m tools.gpu_round --replays {options.replays} --out {options.out.name if options.out else 'FILE'}"
+    )
     found = failures(run_sections(sections, options.out, command, {"arch": gpu.arch}))
     print("\n".join(found) or "everything as it must be")
     return 1 if found else 0
