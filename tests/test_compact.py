@@ -133,33 +133,46 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_request_with_numbers_of_no_walk_is_left_alone_and_others_are_not(name):
+def test_a_request_with_numbers_of_no_walk_is_left_alone_and_others_are_not(name, at):
     path, count, length = HOSTILE[name]
     cache = draw_cache(np.random.default_rng(0), (2, 2, 20, 2, 4), "uint16")
-    accepted, counts = np.int32([path, [0, 2, 5]]), np.int32([count, 3])
-    lengths, expected = np.int64([length, 4]), cache.copy()
+    accepted, counts, lengths, expected = np.int32([[0, 2, 5]] * 2), np.int32([3, 3]), np.int64([4, 4]), cache.copy()
+    accepted[at], counts[at], lengths[at] = path, count, length
     ends = compact_ref(split(expected), accepted, counts, lengths, 8)
     CompactPlan(cache, 8, device=WATCHED).run(accepted, counts, lengths, lengths_are="advanced")
     assert_equal(cache, expected, "cache")
     assert_equal(lengths, ends, "lengths")
-    assert_equal(lengths, np.int64([length, 7]), "the first is as before")
+    assert lengths[at] == length and lengths[1 - at] == 7
 
 
-@pytest.mark.parametrize("wrong", [-1, 7, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("where", [1, 2])
-def test_a_page_outside_the_pool_is_never_followed(wrong, where):
-    pool = draw_cache(np.random.default_rng(0), (7, 4, 2, 4), "uint16")
-    table = np.int32([[3, 1, 0], [2, 4, 5]])
+@pytest.mark.parametrize("wrong", [-1, 9, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize(("where", "length"), [(1, 4), (2, 4), (1, 6)])  # of both, of a source, of a target
+def test_a_page_outside_the_pool_is_never_followed(wrong, where, length):
+    pool = draw_cache(np.random.default_rng(0), (9, 4, 2, 4), "uint16")
+    table = np.int32([[3, 1, 0, 8], [2, 4, 5, 7]])
     table[0, where] = wrong
-    accepted, counts, lengths, expected = np.int32([[0, 2, 6]] * 2), np.int32([3, 3]), np.int64([4, 5]), pool.copy()
-    ends = compact_ref([expected], accepted, counts, lengths, 8, table)
-    CompactPlan(pool, 8, paged=True, device=WATCHED).run(
-        accepted, counts, lengths, page_table=table, lengths_are="advanced"
-    )
+    walks, lengths, expected = (np.int32([[0, 2, 6]] * 2), np.int32([3, 3])), np.int64([length, 5]), pool.copy()
+    ends = compact_ref([expected], *walks, lengths, 8, table)
+    plan = CompactPlan(pool, 8, paged=True, device=WATCHED)
+    plan.run(*walks, lengths, page_table=table, lengths_are="advanced")
     assert_equal(pool, expected, "pool")
     assert_equal(lengths, ends, "lengths")
-    assert_equal(lengths, np.int64([4, 8]), "only the second went on")
+    assert_equal(lengths, np.int64([length, 8]), "only the second went on")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
+def test_a_cache_that_begins_anywhere_moves_in_the_units_that_fit(offset):
+    memory = draw_cache(np.random.default_rng(0), (1, 1, 1 + 20 * 16 + 24), "uint16").reshape(-1)
+    begin = -memory.ctypes.data % 16 // 2 + offset
+    cache = memory[begin : begin + 20 * 16].reshape(1, 20, 2, 8)
+    walk, expected = (np.int32([[0, 2, 5]]), np.int32([3]), np.int64([4])), cache.copy()
+    compact_ref([expected], *walk, 8)
+    plan = CompactPlan(cache, 8, device=WATCHED)
+    plan.run(*walk)
+    assert plan.table.unit == {0: 16, 1: 2, 2: 4, 4: 8, 8: 16}[offset]
+    assert_equal(cache, expected, "rows")
 
 
 def test_a_recorded_round_follows_new_walks_tables_and_lengths():
@@ -236,15 +249,17 @@ def test_permuted_slots_show_the_rows_that_a_copy_would_have(seed, requests, nod
         assert_equal(table[r, start[r] + nodes :], pages[r, start[r] + nodes :], "slots behind the tree")
 
 
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_slots_of_a_request_with_numbers_of_no_walk_stay(name):
+def test_slots_of_a_request_with_numbers_of_no_walk_stay(name, at):
     path, count, length = HOSTILE[name]
-    table, lengths = np.arange(40, dtype=np.int32).reshape(2, 20), np.int64([length, 4])
-    walks, expected = (np.int32([path, [0, 2, 5]]), np.int32([count, 3])), table.copy()
+    table, lengths = np.arange(40, dtype=np.int32).reshape(2, 20), np.int64([4, 4])
+    walks, expected = (np.int32([[0, 2, 5]] * 2), np.int32([3, 3])), table.copy()
+    walks[0][at], walks[1][at], lengths[at] = path, count, length
     permute_slots_ref(expected, *walks, lengths, 8)
     permute_slots(table, *walks, lengths, 8, lengths_are="advanced", device=WATCHED)
     assert_equal(table, expected, "slots")
-    assert_equal(lengths, np.int64([length, 7]), "lengths")
+    assert lengths[at] == length and lengths[1 - at] == 7
 
 
 def test_the_machine_watches_what_a_table_leads_to():
