@@ -6,8 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree.check import assert_equal
-from ddtree.compact import CompactPlan, compact_ref, permute_slots, permute_slots_ref
-from ddtree.cuda import PtxDevice, watch_launches
+from ddtree.compact import (
+    UNITS,
+    CompactPlan,
+    compact_ref,
+    make_compact_kernel,
+    permute_slots,
+    permute_slots_kernel,
+    permute_slots_ref,
+)
+from ddtree.cuda import PtxDevice, link, watch_launches
 from ddtree.ptx.text import PtxError
 
 pytest.importorskip("numba_cuda", reason="compiling kernels needs the extra: pip install -e '.[dev]'")
@@ -260,6 +268,14 @@ def test_slots_of_a_request_with_numbers_of_no_walk_stay(name, at):
     permute_slots(table, *walks, lengths, 8, lengths_are="advanced", device=WATCHED)
     assert_equal(table, expected, "slots")
     assert lengths[at] == length and lengths[1 - at] == 7
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_every_kernel_compiles_for_every_architecture_without_spills(arch):
+    """NVVM has an older dialect below sm_100, and refuses there what it takes for the PTX machine's sm_120."""
+    kernels = [make_compact_kernel(unit, advance) for unit in UNITS for advance in (False, True)]
+    for kernel in [*kernels, permute_slots_kernel]:
+        assert " 0 bytes spill stores" in link(kernel.ptx(arch), arch)[1], kernel.name
 
 
 def test_the_machine_watches_what_a_table_leads_to():

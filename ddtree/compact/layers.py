@@ -94,7 +94,8 @@ def make_compact_kernel(unit: int, advance: bool) -> Kernel:
         rows, pages_of, step = cuda.shared.array(0, np.int64), page_table[request], steps[array]
         unit_of_row, count = cuda.blockIdx.x * THREADS + thread, counts[request]
         length = lengths[request] - (count if counted else 0)
-        if count < 1 or count > accepted.shape[1] or length < 0 or length >= np.int64(pages_of.size) * page:
+        room = np.int64(pages_of.size) * page
+        if count < 1 or count > accepted.shape[1] or length < 0 or length >= room:
             return
         first, good = find_rows(rows, accepted[request], count, length, nodes, pages_of, page, pages, step)
         if advance and good and thread == 0:
