@@ -8,17 +8,21 @@ import pytest
 from ddtree.accept import Requests
 from ddtree.check import assert_equal
 from ddtree.compact import CompactPlan
-from ddtree.cuda import PtxDevice, watch_launches
+from ddtree.cuda import PtxDevice, link, watch_launches
 from ddtree.draft import DraftPlan
 from ddtree.round import (
     RoundPlan,
     StandIn,
     StandInCache,
     StandInModel,
+    forward_kernel,
     forward_ref,
+    logits_kernel,
+    propose_kernel,
     propose_ref,
     round_ref,
     rows_of_text,
+    write_text_kernel,
 )
 from deep import DEEP
 
@@ -206,6 +210,12 @@ def test_a_recorded_round_has_eleven_launches_and_no_more():
     with watch_launches() as seen:
         serving.record()
     assert len(seen) == 11
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_every_kernel_compiles_for_every_architecture_without_spills(arch):
+    for kernel in (propose_kernel, forward_kernel, logits_kernel, write_text_kernel):
+        assert " 0 bytes spill stores" in link(kernel.ptx(arch), arch)[1], kernel.name
 
 
 def test_plans_of_different_trees_are_refused():
