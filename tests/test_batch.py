@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree.batch import PerRequest, check_rows, hand_back, positive, put, whole
+from ddtree.batch import PerRequest, check_rows, hand_back, positive, put, show_arrays, whole
 from ddtree.check import assert_equal
 from ddtree.cuda import PtxDevice
 
@@ -94,3 +94,19 @@ def test_results_come_back_in_the_callers_kind():
     assert hand_back(made, OnGpu((2,)), None, MACHINE) is made
     assert hand_back(made, np.zeros(2), MACHINE.graph(), MACHINE) is made
     assert type(hand_back(made, np.zeros(2), None, MACHINE).sizes) is np.ndarray
+
+
+class OfTorch:
+    """Something whose dtype has the name that torch gives it, and that may not be read."""
+
+    shape, dtype = (2, 3), "torch.int64"
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("read")
+
+    __array__ = __repr__ = __iter__ = __getitem__
+
+
+def test_arrays_are_shown_by_name_dtype_and_shape_and_what_is_none_is_left_out():
+    assert show_arrays(Made(OfTorch())) == "Made(sizes int64[2, 3])"
+    assert show_arrays(Made(None)) == "Made()"

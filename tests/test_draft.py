@@ -225,7 +225,7 @@ def test_a_refused_row_is_named_or_in_a_graph_marked():
     logits = normal(2, 3, 64)
     logits[1, 2, 5] = np.inf
     for where in ({}, {"device": FAST}):
-        with pytest.raises(ValueError, match=r"row \[1, 2\] has a NaN, \+inf or a logit above 1048576"):
+        with pytest.raises(ValueError, match=r"^draft_tree: row \[1, 2\] has a NaN, \+inf or a logit above 1048576"):
             draft_tree(logits, 4, **where)
     out = empty_draft(logits.shape, 5, FAST)
     with FAST.graph() as graph:
@@ -273,8 +273,35 @@ WRONG = {
 def test_a_wrong_argument_is_refused_alike_by_numpy_and_the_kernels(name):
     given, error, message = WRONG[name]
     for where in ({}, {"device": FAST}):
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=rf"^draft_tree: .*{message}"):
             draft_tree(**{"logits": LOGITS, "budget": 3, **given, **where})
+
+
+def test_a_request_that_is_not_there_is_refused_with_how_many_there_are():
+    draft = draft_tree(LOGITS, 3)
+    assert len(draft.tree(np.int64(1))) == 4
+    for request in (2, -1, 0.0, True, "1", None):
+        for trees in (draft, draft.trees):
+            with pytest.raises(IndexError, match=r"^request is .*; there are 2 requests, counted from 0$"):
+                trees.tree(request)
+    with pytest.raises(IndexError, match="request is 1; there is 1 request"):
+        draft_tree(LOGITS[0], 3).tree(1)
+
+
+def test_a_refused_request_has_no_tree_to_take():
+    trees = draft_tree(LOGITS, 3).trees
+    trees.counts[1] = -3
+    with pytest.raises(ValueError, match="request 1 has no tree: its row 2 was refused"):
+        trees.tree(1)
+
+
+@pytest.mark.parametrize("where", [{}, {"device": FAST}], ids=["numpy", "machine"])
+def test_a_draft_is_shown_by_its_sizes_and_not_by_its_numbers(where):
+    draft = draft_tree(normal(2, 3, 5000), [700, 3], **where)
+    assert repr(draft) == "Draft(requests=2, positions=3, candidates=700, places=701, numpy.ndarray)"
+    assert repr(draft.layout).startswith("TreeLayout(positions int64[2, 701], masks uint32[2, 701, 22], ")
+    assert repr(draft.top).startswith("TopK(ids int64[2, 3, 700], ") and repr(draft.trees).startswith("Trees(tokens ")
+    assert all(len(repr(part)) < 200 for part in (draft, *vars(draft).values()))
 
 
 @needs_compiler

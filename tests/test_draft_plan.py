@@ -11,6 +11,7 @@ import pytest
 from ddtree.cuda import GpuArray, GpuDevice, PtxDevice
 from ddtree.cuda.gpu_run import GraphCalls
 from ddtree.draft import DraftPlan, draft_tree, draft_tree_ref, empty_draft
+from ddtree.draft.plan import Numbers
 from ddtree.kdtr import load
 from test_draft import OPTIONS, assert_same, normal
 
@@ -64,12 +65,28 @@ def test_what_does_not_fit_is_refused_by_name():
         ({"costs": [1.0, 2.0]}, "costs"),
         ({"bias": normal(1, 259)}, "bias has shape"),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises((TypeError, ValueError), match=rf"^DraftPlan: .*{message}"):
             plan.run(**{"logits": logits, **arguments})
     for shape, dtype, budget in (((15,), "float32", 4), ((15, 260), "float64", 4), ((15, 260), "float32", -1)):
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError), match=r"^DraftPlan: (logits|budget) (is|has shape) "):
             DraftPlan(shape, dtype, budget, device=FAST)
+    with pytest.raises(ValueError, match=r"^DraftPlan: a budget is 40000; .* at most 32767"):
+        DraftPlan((15, 260), budget=40000, device=FAST)
     assert_same(plan.run(logits), draft_tree_ref(logits, 8))  # nothing of it was kept
+
+
+def test_an_array_of_the_device_must_be_what_the_kernels_read():
+    numbers = Numbers("budget", 2, FAST)
+    for array in (np.int64([3, 4]), np.int32([3, 4, 5]), np.int32([[3, 4]])):
+        with pytest.raises(ValueError, match=r"^DraftPlan: budget is int.*; on the device it takes int32\[2\]$"):
+            numbers._checked(FAST.view("budget", array))
+    assert numbers._checked(view := FAST.view("budget", np.int32([3, 4]))) is view
+
+
+def test_a_plan_says_what_it_was_made_for():
+    assert repr(DraftPlan((2, 15, 260), "float16", 8, device=FAST)) == (
+        "DraftPlan([2, 15, 260], 'float16', budget=8, device=PtxDevice())"
+    )
 
 
 def test_a_device_keeps_the_plans_of_its_last_calls_only():

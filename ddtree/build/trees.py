@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy import int32, uint32
 
+from ..batch import show_arrays
 from ..cuda import Library, current_device, device_function
 from ..tree import DraftTree
 
@@ -32,9 +33,21 @@ class Trees:
     ranks: Any
     counts: Any
 
+    __repr__ = show_arrays
+
+    def count(self, request: int) -> int:
+        """How many nodes the tree of a request has, below 0 if it was refused; raises IndexError for none of them."""
+        requests = len(self.counts)
+        if isinstance(request, bool) or not isinstance(request, int | np.integer) or not 0 <= request < requests:
+            there = "is 1 request" if requests == 1 else f"are {requests} requests"
+            raise IndexError(f"request is {request!r}; there {there}, counted from 0")
+        return int(self.counts[request])
+
     def tree(self, request: int) -> DraftTree:
-        """One of the trees; the arrays must be numpy's."""
-        n = int(self.counts[request])
+        """One of the trees; the arrays must be numpy's. Raises IndexError for a request that is not there, ValueError
+        for one that was refused."""
+        if (n := self.count(request)) < 0:
+            raise ValueError(f"request {request} has no tree: its row {-1 - n} was refused")
         fields = (self.tokens, self.parents, self.depths, self.scores, self.ranks)
         return DraftTree(*(field[request, :n] for field in fields))
 

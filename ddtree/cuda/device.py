@@ -200,6 +200,9 @@ class Device(DeviceArrays):
     arch: str
     max_shared: int
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def graph(self) -> Any:
         """A new graph: inside `with device.graph() as graph:` launches with `stream=graph` are recorded, afterwards

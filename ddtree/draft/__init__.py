@@ -57,6 +57,12 @@ def _places(budget: Any, requests: int, out: Draft | None) -> int:
 _PLANS = 16  # kept with a device
 
 
+class _CallPlan(DraftPlan):
+    """The plan of a call, which messages name."""
+
+    _caller = "draft_tree"
+
+
 def _plan_for(logits: Any, places: int, stream: Any, recording: bool, device: Device) -> DraftPlan:
     """The plan of the last call with such logits on this stream, or a new one."""
     plans: dict[Any, DraftPlan] = device.__dict__.setdefault("_plans", {})
@@ -64,7 +70,7 @@ def _plan_for(logits: Any, places: int, stream: Any, recording: bool, device: De
     plan = None if recording or key[2] is None else plans.get(key)
     if plan is None:
         view = device.view("logits", logits)
-        plan = DraftPlan(view.shape, view.dtype, places - 1, device=device)
+        plan = _CallPlan(view.shape, view.dtype, places - 1, device=device)
         if not recording:
             while len(plans) >= _PLANS:
                 plans.pop(next(iter(plans)), None)
@@ -77,7 +83,7 @@ def _to_numpy(draft: Draft, device: Device) -> Draft:
     top = draft.top
     fields = [device.numpy(field) for field in (top.ids, top.logits, top.log_probs, top.log_z, top.state)]
     copied = TopK(fields[0], fields[1], fields[2], fields[3], fields[4])
-    copied.check()
+    copied.check("draft_tree")
     trees = Trees(*map(device.numpy, vars(draft.trees).values()))
     return Draft(copied, trees, TreeLayout(*map(device.numpy, vars(draft.layout).values())))
 
@@ -116,7 +122,7 @@ def draft_tree(
     out: from `empty_draft`; needed for budgets on a GPU, and for a graph of `ddtree.cuda`. A call is checked and
     prepared once for such arguments (`DraftPlan`); numbers of the host are copied when they change.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row; on a GPU such a
-    request has a negative count of nodes and a layout of its root alone. Longer than 40 lines because of its arguments.
+    request has a negative count of nodes and a layout of its root alone.
     """
     shape = batch_shape(logits)
     if device is not None:

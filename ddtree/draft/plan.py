@@ -102,23 +102,24 @@ class Shapes(Library):
         return None
 
 # %% ../notebooks/14b_draft_plan.ipynb #123c04b0
-_NUMBERS: dict[str, tuple[PerRequest, str]] = {
-    "temperature": (TEMPERATURE, "top_k"),
-    "budget": (_argument("budgets", "int32"), "build_trees"),
-    "root_tokens": (_argument("root_tokens", "int64"), "build_trees"),
-    "max_depth": (_argument("max_depth", "int32"), "build_trees"),
-    "min_log_prob": (_argument("min_log_prob", "float64"), "build_trees"),
-    "chain_length": (_argument("chain_length", "int32"), "build_trees"),
-    "lengths": (LENGTHS, "layout_trees"),
+_NUMBERS: dict[str, PerRequest] = {
+    "temperature": TEMPERATURE,
+    "budget": _argument("budget", "int32"),
+    "root_tokens": _argument("root_tokens", "int64"),
+    "max_depth": _argument("max_depth", "int32"),
+    "min_log_prob": _argument("min_log_prob", "float64"),
+    "chain_length": _argument("chain_length", "int32"),
+    "lengths": LENGTHS,
 }
 
 
 class Numbers:
-    """An argument of a plan that is one number a request: an array of the device, or numbers of the host."""
+    """An argument of a plan that is one number a request: an array of the device, or numbers of the host. caller: the
+    function that was called, for messages."""
 
-    def __init__(self, name: str, requests: int, device: Device) -> None:
-        self.name, self._requests, self._device = name, requests, device
-        self._argument, self._caller = _NUMBERS[name]
+    def __init__(self, name: str, requests: int, device: Device, caller: str = "DraftPlan") -> None:
+        self.name, self._requests, self._device, self._caller = name, requests, device, caller
+        self._argument = _NUMBERS[name]
         self._last: Any = None
         self._place: View | None = None
 
@@ -139,10 +140,10 @@ class Numbers:
         return not isinstance(values, np.ndarray) or (stream is not None and values.dtype == self._argument.dtype)
 
     def _checked(self, view: View) -> View:
-        if view.shape != (self._requests,):
+        if view.shape != (self._requests,) or view.dtype != self._argument.dtype:
             raise ValueError(
-                f"{self._caller}: {self._argument.name} has shape {list(view.shape)}; on the device it takes "
-                f"[{self._requests}]"
+                f"{self._caller}: {self.name} is {view.dtype}{list(view.shape)}; on the device it takes "
+                f"{self._argument.dtype}[{self._requests}]"
             )
         return view
 
@@ -208,14 +209,14 @@ class Ready:
                 self._at.pop(slot, None)
 
 # %% ../notebooks/14b_draft_plan.ipynb #17e32018
-def prepare_draft(given: dict[str, View | None], out: Draft, device: Device) -> Ready:
+def prepare_draft(given: dict[str, View | None], out: Draft, device: Device, caller: str = "DraftPlan") -> Ready:
     """The launches of `top_k`, `build_trees` and `layout_trees`. given: views by the names of `draft_tree`'s arguments,
-    None for what is missing. out: a draft of views."""
+    None for what is missing. out: a draft of views. caller: the function that was called, for messages."""
     logits, trees = given["logits"], out.trees
     assert logits is not None
     edits = given["temperature"], given["bias"], given["allowed"]
     sizes = logits.shape[0], logits.shape[2]
-    adjustment = None if edits == (None, None, None) else _adjustment(*edits, sizes, device)
+    adjustment = None if edits == (None, None, None) else _adjustment(*edits, sizes, device, caller)
     limits = {name: given[name] for name in ("max_depth", "min_log_prob", "chain_length", "costs")}
     top = prepare_top_k(logits, out.top, adjustment, 0, device)
     candidates = out.top.log_probs, out.top.ids
@@ -226,21 +227,27 @@ def prepare_draft(given: dict[str, View | None], out: Draft, device: Device) -> 
 class PlanPlaces:
     """The part of a `DraftPlan` that knows the sizes and makes places for results."""
 
+    _caller = "DraftPlan"  # as messages name it
+
     def __init__(
         self, shape: Sequence[int], dtype: Any = "float32", budget: int = 64, *, device: Device | None = None
     ) -> None:
-        check_kind("device", device, Device, "DraftPlan", "PtxDevice()")
+        """Check the sizes. shape: of the logits, (L, V) or (R, L, V). dtype: theirs, by name or torch's or numpy's:
+        float32, float16, bfloat16. budget: nodes besides the root, at most. device: `current_device()` when None."""
+        check_kind("device", device, Device, self._caller, "PtxDevice()")
         self.device, self.shape = device or current_device(), tuple(int(size) for size in shape)
         self.dtype = getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
         if self.dtype not in ("float32", "float16", "bfloat16", "uint16"):
-            raise TypeError(f"DraftPlan: logits is {self.dtype}; it takes float32, float16 or bfloat16 (as uint16)")
+            raise TypeError(
+                f"{self._caller}: logits is {self.dtype}; it takes float32, float16 or bfloat16 (as uint16)"
+            )
         if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 0:
-            raise ValueError(f"DraftPlan: budget is {budget!r}; it takes the largest number of nodes, from 0 on")
+            raise ValueError(f"{self._caller}: budget is {budget!r}; it takes the largest number of nodes, from 0 on")
         self.places = int(budget) + 1
-        self._batch = batch_shape(np.broadcast_to(np.float32(0), self.shape))
-        check_budget(self.places - 1, self._batch[0])
+        self._batch = batch_shape(np.broadcast_to(np.float32(0), self.shape), self._caller)
+        check_budget(self.places - 1, self._batch[0], self._caller)
         self._element = np.dtype(np.uint16 if self.dtype == "bfloat16" else self.dtype)
-        self._numbers = {name: Numbers(name, self._batch[0], self.device) for name in _NUMBERS}
+        self._numbers = {name: Numbers(name, self._batch[0], self.device, self._caller) for name in _NUMBERS}
         self._own: dict[Library, Draft] = {}
         self._ready: dict[Any, Ready] = {}
         like = empty_draft(self.shape, self.places, Shapes())
@@ -266,11 +273,11 @@ class PlanPlaces:
         return self._own[library]
 
 # %% ../notebooks/14b_draft_plan.ipynb #797b5537
-def _check_costs_size(costs: View | None, places: int) -> None:
-    """Raise ValueError for too few costs."""
-    if costs is not None and (len(costs.shape) != 1 or costs.shape[0] < places):
+def _check_costs_size(costs: View | None, places: int, caller: str) -> None:
+    """Raise ValueError for too few costs, or those of another dtype."""
+    if costs is not None and (len(costs.shape) != 1 or costs.shape[0] < places or costs.dtype != np.float64):
         raise ValueError(
-            f"build_trees: costs has shape {list(costs.shape)}; it takes one number for each of {places} sizes"
+            f"{caller}: costs is {costs.dtype}{list(costs.shape)}; it takes a float64 for each of {places} sizes"
         )
 
 
@@ -285,7 +292,7 @@ class PlanInputs(PlanPlaces):
         view = device.view("logits", logits)
         if view.shape != self.shape or view.dtype != self._element:
             raise ValueError(
-                f"DraftPlan: logits is {view.dtype}{list(view.shape)}; the plan was made for {self.dtype}"
+                f"{self._caller}: logits is {view.dtype}{list(view.shape)}; the plan was made for {self.dtype}"
                 f"{list(self.shape)}"
             )
         self._logits = view
@@ -299,10 +306,10 @@ class PlanInputs(PlanPlaces):
         for name in ("bias", "allowed", "costs"):
             values = arrays[name]
             if values is not None and name == "costs" and not hasattr(values, "__cuda_array_interface__"):
-                values = check_costs(values, self.places, "build_trees")
+                values = check_costs(values, self.places, self._caller)
             there = None if values is None else self._take(values, logits, stream, recording)
             given[name] = None if there is None else device.view(name, there)
-        _check_costs_size(given["costs"], self.places)
+        _check_costs_size(given["costs"], self.places, self._caller)
         return given
 
     def _take(self, values: Any, logits: Any, stream: Any, recording: bool) -> Any:
@@ -349,7 +356,7 @@ class PlanLaunches(PlanInputs):
 
     def _arrays(self, out: Draft, library: Library) -> list[Any]:
         """The arrays of a draft, with those of the plan for what one kernel hands to the next if it has none."""
-        check_kind("out", out, Draft, "DraftPlan", "plan.empty()")
+        check_kind("out", out, Draft, self._caller, "plan.empty()")
         if out.top.work is not None and out is not self._own.get(library) and out is not self._fits:
             self._check_out(out)
         return arrays_of(out, out.top.work or self._own_draft(library).top.work or ())
@@ -358,7 +365,7 @@ class PlanLaunches(PlanInputs):
         """The launches, made ready with views that carry their slots."""
         slotted = {name: view and view._replace(slot=name) for name, view in given.items()}
         out = [self.device.view(slot, array)._replace(slot=slot) for slot, array in zip(SLOTS, arrays, strict=True)]
-        return prepare_draft(slotted, with_arrays(out), self.device)
+        return prepare_draft(slotted, with_arrays(out), self.device, self._caller)
 
     def _check_out(self, out: Draft) -> None:
         """Raise ValueError for places that were not made for this plan."""
@@ -369,7 +376,7 @@ class PlanLaunches(PlanInputs):
             if (view.dtype, view.shape, view.ordered, view.writable) != (wanted.dtype, wanted.shape, True, True):
                 made = f"out was not made for logits {list(self.shape)} and a budget of {self.places - 1}"
                 raise ValueError(
-                    f"DraftPlan: {made}: {slot} is {view.dtype}{list(view.shape)}, it must be {wanted.dtype}"
+                    f"{self._caller}: {made}: {slot} is {view.dtype}{list(view.shape)}, it must be {wanted.dtype}"
                     f"{list(wanted.shape)}; make it with empty_draft(shape, N)"
                 )
         self._fits = out
@@ -443,7 +450,7 @@ class DraftPlan(PlanAgain):
     """
 
     def __repr__(self) -> str:
-        return f"DraftPlan({list(self.shape)}, {self.dtype!r}, budget={self.places - 1})"
+        return f"DraftPlan({list(self.shape)}, {self.dtype!r}, budget={self.places - 1}, device={self.device!r})"
 
     def run(
         self,
@@ -467,7 +474,7 @@ class DraftPlan(PlanAgain):
         logits: of the plan's shape and dtype, on the device; other arguments as in `draft_tree`, budget by default the
         plan's. stream: None for the current one of the logits' library; see `ddtree.cuda.Launch`. Nothing is read
         back, so a refused row shows in the draft: a negative count. Raises TypeError or ValueError for what does not
-        fit. Long for its arguments.
+        fit.
         """
         numbers = {
             "temperature": temperature,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import PerRequest, check_rows, numbers, whole
-from ..build import Trees, worthwhile_size
+from ..build import Trees, check_costs, worthwhile_size
 from ..cuda import current_device
 from ..layout import TreeLayout, layout_trees_ref
 from ..topk import LIMIT, MAX_K, MAX_VOCABULARY, TEMPERATURE, TopK, top_k_ref
@@ -37,23 +37,31 @@ class Draft:
     trees: Trees
     layout: TreeLayout
 
+    def __repr__(self) -> str:
+        requests, places = self.trees.tokens.shape
+        positions, candidates = self.top.ids.shape[-2:]
+        sizes = f"requests={requests}, positions={positions}, candidates={candidates}, places={places}"
+        kind = type(self.trees.tokens)
+        return f"Draft({sizes}, {kind.__module__}.{kind.__name__})"
+
     def tree(self, request: int = 0) -> DraftTree:
-        """One of the trees, in numpy; from a GPU it is copied. Raises ValueError for a request that was refused."""
+        """One of the trees, in numpy; from a GPU it is copied. Raises IndexError for a request that is not there,
+        ValueError for one that was refused."""
         fields = vars(self.trees).values()
         trees = Trees(*(x if isinstance(x, np.ndarray) else current_device().numpy(x) for x in fields))
-        if (count := int(trees.counts[request])) < 0:
+        if (count := trees.count(request)) < 0:
             raise ValueError(f"draft_tree: row {-1 - count} of request {request} has {REFUSED}")
         return trees.tree(request)
 
 # %% ../notebooks/14a_draft_reference.ipynb #5de5cf73
-def batch_shape(logits: Any) -> tuple[int, int, int]:
-    """R, L and V of logits (L, V) or (R, L, V); raises TypeError or ValueError for what is none."""
+def batch_shape(logits: Any, caller: str = "draft_tree") -> tuple[int, int, int]:
+    """R, L and V of logits (L, V) or (R, L, V); raises TypeError or ValueError, with the caller's name, for none."""
     shape = getattr(logits, "shape", None)
     if shape is None:
-        raise TypeError(f"draft_tree: logits is a {type(logits).__name__}; it takes an array of numpy or of the device")
+        raise TypeError(f"{caller}: logits is a {type(logits).__name__}; it takes an array of numpy or of the device")
     if len(shape) not in (2, 3) or not 1 <= shape[-1] <= MAX_VOCABULARY:
         raise ValueError(
-            f"draft_tree: logits has shape {list(shape)}; it takes (L, V), or (R, L, V) for R requests, V from 1 to "
+            f"{caller}: logits has shape {list(shape)}; it takes (L, V), or (R, L, V) for R requests, V from 1 to "
             f"{MAX_VOCABULARY}"
         )
     requests, positions, vocabulary = (1, *shape) if len(shape) == 2 else shape
@@ -115,12 +123,12 @@ def adjust_ref(logits: NDArray[Any], temperature: Any = None, bias: Any = None, 
 MOST_BYTES = 2**30  # who sees whom: a byte for two nodes of one tree, or a bit for two nodes of each request
 
 
-def check_budget(budgets: Any, requests: int) -> int:
+def check_budget(budgets: Any, requests: int, caller: str = "draft_tree") -> int:
     """The largest budget; raises ValueError that names the most nodes whose visibility fits into `MOST_BYTES`."""
     largest = int(np.max(budgets, initial=0))
     most = min(math.isqrt(MOST_BYTES), math.isqrt(8 * MOST_BYTES // max(1, requests))) - 1
     if largest > most:
-        raise ValueError(f"draft_tree: a budget is {largest}; with {requests} requests it is at most {most}")
+        raise ValueError(f"{caller}: a budget is {largest}; with {requests} requests it is at most {most}")
     return largest
 
 
@@ -134,7 +142,7 @@ def top_ref(rows: NDArray[np.float32], k: int) -> TopK:
     """`top_k_ref` of logits (R, L, V); raises ValueError that names a refused row."""
     state = np.zeros((*rows.shape[:2], 6), np.int64)
     state[..., 5] = ~(rows <= LIMIT).all(axis=2)
-    TopK(None, None, None, None, state).check()
+    TopK(None, None, None, None, state).check("draft_tree")
     top = top_k_ref(rows.reshape(-1, rows.shape[2]), k)
     fields = (top.ids, top.logits, top.log_probs, top.log_z, top.state)
     return TopK(*(field.reshape(*rows.shape[:2], *field.shape[1:]) for field in fields))
@@ -182,8 +190,8 @@ def draft_tree_ref(
     depths = each_request(positions if max_depth is None else max_depth, "max_depth", requests)
     floors = each_request(-math.inf if min_log_prob is None else min_log_prob, "min_log_prob", requests, "iuf")
     chains = each_request(0 if chain_length is None else chain_length, "chain_length", requests)
-    if costs is not None and np.size(costs) <= largest:
-        raise ValueError(f"draft_tree: costs has {np.size(costs)} numbers; it takes one for 0 to {largest} nodes")
+    if costs is not None:
+        costs = check_costs(costs, largest + 1, "draft_tree")
     top = top_ref(rows, count_candidates(largest, vocabulary))
     trees = []
     for r in range(requests):

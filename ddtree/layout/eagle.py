@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import hand_back, put
+from ..batch import hand_back, put, show_arrays
 from ..build import Trees
 from ..cuda import Device, Kernel, Library, cuda, current_device, device_function, kernel
 from .attention import attention_mask_ref, write_columns
@@ -39,6 +39,8 @@ class EagleTensors:
     retrieve_next_token: Any
     retrieve_next_sibling: Any
     tree_mask: Any
+
+    __repr__ = show_arrays
 
 
 MAX_EAGLE_PLACES = 1024

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import PerRequest, hand_back, put, whole
+from ..batch import PerRequest, hand_back, put, show_arrays, whole
 from ..build import Trees
 from ..cuda import Device, Launch, Library, cdiv, cuda, current_device, kernel
 from .links import link_children, links_ref
@@ -34,6 +34,8 @@ class TreeLayout:
     masks: Any
     first_children: Any
     next_siblings: Any
+
+    __repr__ = show_arrays
 
 # %% ../notebooks/13c_layout_trees.ipynb #0d616448
 def layout_trees_ref(trees: Trees, lengths: NDArray[np.int64]) -> TreeLayout:

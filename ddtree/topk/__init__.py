@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..batch import PerRequest, check_kind, check_rows, positive, put
+from ..batch import PerRequest, check_kind, check_rows, positive, put, show_arrays
 from ddtree.cuda import (
     Device,
     Instruction,
@@ -63,13 +63,15 @@ class TopK:
     state: Any
     work: tuple[Any, ...] | None = None
 
-    def check(self) -> None:
-        """Raise ValueError that names the first refused row; the arrays must be numpy's."""
+    __repr__ = show_arrays
+
+    def check(self, caller: str = "top_k") -> None:
+        """Raise ValueError that names the caller and the first refused row; the arrays must be numpy's."""
         bad = np.argwhere(self.state[..., 5])
         if bad.size:
             raise ValueError(
-                f"top_k: row {bad[0].tolist()} has a NaN, +inf or a logit above {LIMIT:.0f}, which have no place in an "
-                "order; -inf masks a token"
+                f"{caller}: row {bad[0].tolist()} has a NaN, +inf or a logit above {LIMIT:.0f}, which have no place in "
+                "an order; -inf masks a token"
             )
 
 # %% ../notebooks/11i_topk.ipynb #11-topk-026
@@ -247,27 +249,30 @@ def _temperatures(temperature: Any, requests: int, device: Device) -> Any:
     return put(TEMPERATURE, temperature, requests, "top_k", device)[0]
 
 # %% ../notebooks/11i_topk.ipynb #494a0bea
-def _rows_of_requests(name: str, values: Any, shape: tuple[int, int], dtypes: tuple[str, ...], device: Device) -> View:
+def _rows_of_requests(
+    name: str, values: Any, shape: tuple[int, int], dtypes: tuple[str, ...], device: Device, caller: str
+) -> View:
     """A view of the array on the device; raises ValueError for another shape, TypeError for another dtype."""
     view = device.view(name, values if isinstance(values, View) else device.take(values))
-    check_rows(name, view.shape, view.dtype, shape, dtypes, "top_k")
+    check_rows(name, view.shape, view.dtype, shape, dtypes, caller)
     return view
 
 
 def _adjustment(
-    temperature: Any, bias: Any, allowed: Any, shape: tuple[int, int], device: Device
+    temperature: Any, bias: Any, allowed: Any, shape: tuple[int, int], device: Device, caller: str = "top_k"
 ) -> tuple[Any, Any, Any]:
-    """Scales (B,), bias (B, V) or (B, 0), and mask (B, V) or (B, 0) on the device; raises TypeError or ValueError."""
+    """Scales (B,), bias (B, V) or (B, 0), and mask (B, V) or (B, 0) on the device; raises TypeError or ValueError that
+    begins with the caller's name."""
     temperatures = _temperatures(temperature, shape[0], device)
     if bias is None:
         bias = device.filled((shape[0], 0), "float32")
     else:
-        bias = _rows_of_requests("bias", bias, shape, ("float32",), device)
+        bias = _rows_of_requests("bias", bias, shape, ("float32",), device, caller)
     if allowed is None:
         return temperatures, bias, device.filled((shape[0], 0), "uint8")
-    view = _rows_of_requests("allowed", allowed, shape, ("bool", "uint8"), device)
+    view = _rows_of_requests("allowed", allowed, shape, ("bool", "uint8"), device, caller)
     if not view.ordered:
-        raise ValueError("top_k: allowed is not in C order; pass a contiguous copy")
+        raise ValueError(f"{caller}: allowed is not in C order; pass a contiguous copy")
     return temperatures, bias, view._replace(dtype=np.dtype(np.uint8))
 
 # %% ../notebooks/11i_topk.ipynb #ddd135cf
