@@ -189,4 +189,7 @@ def find_model(name: str) -> Path:
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / MODELS[name]).is_file():
             return folder / MODELS[name]
-    raise CheckpointError(f"the model {name} is not here yet; run: make model")
+    raise CheckpointError(
+        f"the model {name} is not here: no file {Path.cwd() / MODELS[name]}, nor in a folder above; run make model in "
+        "a checkout of ddtree, and ddtree in there"
+    )

@@ -10,7 +10,7 @@ __all__ = ['app', 'notes', 'LARGEST_PROMPT', 'ModelOption', 'TargetOption', 'Dra
            'check_paths', 'progress_bar', 'open_models', 'read_models', 'load_engine', 'read_prompt', 'encode_prompt',
            'choose_budget', 'summary', 'report', 'run_streaming', 'compare_plain', 'generate', 'run_round',
            'tree_figures', 'token_label', 'tree', 'peak_memory', 'bench_engine_command', 'bench_tree_command',
-           'kernels_build', 'kernels_check', 'ask_tensor_cores', 'env', 'prepare_outputs', 'main']
+           'kernels_build', 'kernels_check', 'ask_tensor_cores', 'missing_parts', 'env', 'prepare_outputs', 'main']
 
 # %% ../notebooks/40_cli.ipynb #77192a2d
 from typing import Annotated
@@ -361,10 +361,7 @@ def generate(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer or continue a prompt, streaming text as it is accepted; ends with a short report.
-
-    (Long because every option is an argument.)
-    """
+    """Answer or continue a prompt, streaming text as it is accepted; ends with a short report."""
     with said_plainly(2):
         check_device(device)
         sampling, arguments = Sampling(temperature, top_k, top_p, seed), read_arguments(template_arg or [])
@@ -569,7 +566,10 @@ def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False)
     with said_plainly():
         target = folder or Path("kernels")
         if not packaged and not (target / "manifest.json").exists():
-            raise ValueError(f"{target} has no manifest.json; run ddtree kernels build, or name its folder")
+            raise ValueError(
+                f"{target.absolute()} has no manifest.json; run this in a checkout, name a folder that ddtree kernels "
+                "build wrote, or check the kernels in the package with --packaged"
+            )
         differences = check_packaged() if packaged else check_kernels(target)
     for line in differences:
         print(line)
@@ -579,6 +579,7 @@ def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False)
 
 # %% ../notebooks/40_cli.ipynb #78de8e2d
 from .cuda import GpuDevice
+from .cuda.gpu_device import gpu_problems
 from .cuda.kept import cache_folder
 from .measure import PACKAGES, environment
 from .mma import report_rule
@@ -592,20 +593,32 @@ def ask_tensor_cores(has_gpu: bool) -> dict[str, str]:
         return dict.fromkeys(("bf16", "f16"), f"not measured: {error}")
 
 
-_COMPILER, _DRIVER = ("numba", "numba-cuda", "cuda-core"), ("cuda-core", "cuda-bindings")
+_COMPILER = "numba", "numba-cuda", "cuda-core"
+
+
+def missing_parts(packages: Mapping[str, str]) -> dict[str, list[str]]:
+    """What may not work here, and why: reasons and what to do, none where it works. packages: what is installed."""
+    try:
+        gpu = gpu_problems()
+    except RuntimeError as error:
+        gpu = [str(error)]
+    lost = [name for name in _COMPILER if name not in packages]
+    install = (
+        "it is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]' (in a checkout '.[dev]')"
+    )
+    return {
+        "kernels on a GPU": gpu,
+        "kernel compiler": [f"{', '.join(lost)} not installed; {install}"] if lost else [],
+    }
 
 
 @app.command()
 def env(as_json: JsonOption = False) -> None:
     """Print versions, devices and what works here, for a bug report."""
     facts = environment()
-    compiler, driver = (all(p in facts["packages"] for p in wheels) for wheels in (_COMPILER, _DRIVER))
-    facts["works"] = {
-        "numpy engine": True,
-        "PTX machine": True,
-        "kernels on a GPU": driver and bool(facts["gpus"]),
-        "kernel compiler": compiler,
-    }
+    missing = missing_parts(facts["packages"])
+    facts["works"] = {"numpy engine": True, "PTX machine": True} | {name: not why for name, why in missing.items()}
+    facts["missing"] = missing
     facts["tensor_cores"] = ask_tensor_cores(facts["works"]["kernels on a GPU"])
     if as_json:
         print(json.dumps(facts | {"kernels_kept_in": str(cache_folder() or "")}))
@@ -618,12 +631,10 @@ def env(as_json: JsonOption = False) -> None:
     for kind, line in facts["tensor_cores"].items():
         print(f"{f'{kind} mma':12} {line}")
     for name, works in facts["works"].items():
-        print(f"{name:17}{'works here' if works else 'does not work here'}")
+        print(f"{name:17}{'works here' if works else 'not here:'}")
+        for reason in missing.get(name, []):
+            print(f"  - {reason}")
     print(f"compiled kernels are kept in {cache_folder() or 'no folder'}")
-    if facts["gpus"] and not driver:
-        print("kernels on a GPU need two small wheels: python -m pip install 'ddtree[gpu]'")
-    if not compiler:
-        print("the kernel compiler is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'")
 
 # %% ../notebooks/40_cli.ipynb #2909c0c7
 import io

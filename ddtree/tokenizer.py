@@ -236,5 +236,6 @@ def optional_package(name: str, file: Path) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise CheckpointError(
-            f"{file} is read by the package {name}, which is not here ({error}); run: python -m pip install {name}"
+            f"{file} is read by the package {name}, which is not here ({error}); run: python -m pip install "
+            "'ddtree[tokenizers]' (in a checkout '.[tokenizers]')"
         ) from None

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -105,7 +106,10 @@ def test_config_of_smollm2_is_the_published_one():
 
 def test_a_model_that_was_not_fetched_says_how(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="run: make model"):
+    file = tmp_path / "build" / "models" / SMOLLM2.name
+    with pytest.raises(
+        CheckpointError, match=rf"no file {re.escape(str(file))}, nor in a folder above; run make model"
+    ):
         find_model("smollm2")
 
 

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from typer.testing import CliRunner
 
-from ddtree import checkpoint
+from ddtree import checkpoint, cli
 from ddtree.chat import load_tokenizer
-from ddtree.cli import app, encode_prompt, run_round
+from ddtree.cli import app, encode_prompt, missing_parts, run_round
 from ddtree.engine import Engine
 from ddtree.kdtr import load
 from gguf_writer import llama_as_gguf
@@ -344,6 +344,29 @@ def test_env_names_versions_and_what_works():
     assert "numpy" in run("env").stdout
     facts = json.loads(run("env", "--json").stdout)
     assert facts["works"]["numpy engine"] is True and facts["packages"]["numpy"]
+
+
+def test_env_says_why_something_does_not_work(monkeypatch):
+    monkeypatch.setattr(cli, "gpu_problems", lambda: ["the driver is missing", "the wheels are missing"])
+    lines = run("env").stdout.splitlines()
+    at = lines.index("kernels on a GPU not here:")
+    assert lines[at + 1 : at + 3] == ["  - the driver is missing", "  - the wheels are missing"]
+    facts = json.loads(run("env", "--json").stdout)
+    assert facts["works"]["kernels on a GPU"] is False and len(facts["missing"]["kernels on a GPU"]) == 2
+    assert missing_parts({})["kernel compiler"][0].startswith("numba, numba-cuda, cuda-core not installed; ")
+    monkeypatch.setattr(cli, "gpu_problems", lambda: [])
+    assert missing_parts(dict.fromkeys(("numba", "numba-cuda", "cuda-core"), "1")) == {
+        "kernels on a GPU": [], "kernel compiler": []
+    }  # fmt: skip
+
+
+def test_kernels_check_outside_a_checkout_names_where_it_looked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, folder in ((("--folder", "mine"), "mine"), ((), "kernels")):
+        result = CliRunner().invoke(app, ["kernels", "check", *arguments])
+        assert result.exit_code == 1 and f"{tmp_path / folder} has no manifest.json; " in result.output.replace(
+            "\n", ""
+        )
 
 
 def test_help_without_a_command_lists_the_commands():

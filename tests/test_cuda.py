@@ -1076,6 +1076,44 @@ def test_without_a_gpu_the_machine_is_chosen_and_a_forced_gpu_is_an_error(monkey
         GpuDevice()
 
 
+def without(*names):
+    """An import that finds all but these modules."""
+
+    def find(name):
+        if name in names:
+            raise ImportError(f"No module named {name!r}")
+        return types.ModuleType(name)
+
+    return find
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+@pytest.mark.parametrize("missing", [(), ("cuda.core",), ("cuda.bindings.driver",)])
+def test_of_driver_and_wheels_each_that_is_missing_is_named_with_what_to_do(monkeypatch, has_driver, missing):
+    monkeypatch.setattr(gpu_device, "_driver_version", lambda: 13_000 if has_driver else None)
+    monkeypatch.setattr(driver, "import_module", without(*missing))
+    problems = gpu_device.gpu_problems()
+    assert len(problems) == (not has_driver) + len(missing)
+    assert has_driver or problems[0].startswith("found no NVIDIA GPU: ")
+    assert not missing or f"{missing[0]} could not be imported" in problems[-1]
+    assert not missing or "python -m pip install 'ddtree[gpu]' (in a checkout '.[gpu]')" in problems[-1]
+    if problems:
+        with pytest.raises(RuntimeError if not has_driver else ImportError) as caught:
+            gpu_device._require_gpu()
+        assert all(problem in str(caught.value) for problem in problems) and "DDTREE_DEVICE=ptx" in str(caught.value)
+
+
+@pytest.mark.parametrize(("loads", "message"), [(True, "is installed and shows none"), (False, "is not installed")])
+def test_a_driver_without_a_gpu_is_not_taken_for_no_driver(monkeypatch, loads, message):
+    def load():
+        if not loads:
+            raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(gpu_device, "_driver_version", lambda: None)
+    monkeypatch.setattr(gpu_device, "_load_driver", load)
+    assert f"found no NVIDIA GPU: the NVIDIA driver {message}" in gpu_device.gpu_problems()[0]
+
+
 def test_a_driver_that_is_too_old_is_named_not_passed_over(monkeypatch):
     for module in (cuda_module, gpu_device):
         monkeypatch.setattr(module, "_driver_version", lambda: 12_040)

@@ -1,8 +1,13 @@
 """Names that users import stay where they are."""
 
 import importlib
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent.parent
 
 NAMES = {
     "ddtree.bench": (
@@ -90,3 +95,15 @@ def test_names_are_where_they_were(module: str) -> None:
     """A name leaves this list only on purpose."""
     found = importlib.import_module(module)
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
+
+
+def test_what_is_missing_is_installed_one_way_by_the_name_of_an_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    hints = []
+    for path in sorted((ROOT / "ddtree").rglob("*.py")):
+        text = re.sub(r"\s*\"\n\s*f?\"", " ", path.read_text("utf-8"))  # a message over two lines is one
+        hints += re.findall(r"pip install.{0,60}", text)
+    assert len(hints) >= 4
+    for hint in hints:
+        found = re.match(r"pip install 'ddtree\[(\w+)\]' \(in a checkout '\.\[\1\]'\)", hint)
+        assert found and found[1] in extras, hint

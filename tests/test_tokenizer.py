@@ -207,5 +207,5 @@ def test_what_is_no_file_is_not_opened(tmp_path, name, make):
 @pytest.mark.parametrize(("package", "name"), [("tiktoken", "kimi"), ("sentencepiece", "llama")])
 def test_a_package_that_is_not_here_is_named(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(CheckpointError, match=rf"is read by the package {package}.*python -m pip install {package}"):
+    with pytest.raises(CheckpointError, match=rf"is read by the package {package}.*pip install 'ddtree\[tokenizers\]'"):
         load_tokenizer(FIXTURES / "tokenizers" / name)
