@@ -362,6 +362,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Answer or continue a prompt, streaming text as it is accepted; ends with a short report."""
+    # long because every option is an argument
     with said_plainly(2):
         check_device(device)
         sampling, arguments = Sampling(temperature, top_k, top_p, seed), read_arguments(template_arg or [])

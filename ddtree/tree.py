@@ -262,8 +262,8 @@ def build_tree(
     that order. Ties go to the lexicographically smaller tuple of ranks; a node's index is its pop order, from 1.
     K >= budget loses nothing; a smaller K gives the best tree with K candidates a position. Raises TypeError for a
     dtype, ValueError for a shape or a row out of order. It does not check that the ids of a row differ.
-    Longer than 40 lines because its rules are all stated here.
     """
+    # long because its rules are all stated above
     rows = _as_rows(top_log_probs, "top_log_probs")
     ids = _as_ids(top_token_ids, "top_token_ids", rows.shape)
     _refuse(rows > 0, rows, "top_log_probs", "a log-probability is at most 0; make them with top_log_probs(logits, k)")

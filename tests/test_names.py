@@ -1,5 +1,6 @@
 """Names that users import stay where they are."""
 
+import ast
 import importlib
 import re
 import tomllib
@@ -107,3 +108,14 @@ def test_what_is_missing_is_installed_one_way_by_the_name_of_an_extra():
     for hint in hints:
         found = re.match(r"pip install 'ddtree\[(\w+)\]' \(in a checkout '\.\[\1\]'\)", hint)
         assert found and found[1] in extras, hint
+
+
+def test_no_help_text_speaks_of_its_own_code():
+    """Why a function is long is a comment; a kernel's docstring is part of its hash and not what `help` shows."""
+    for path in sorted((ROOT / "ddtree").rglob("*.py")):
+        module = ast.parse(path.read_text("utf-8"))
+        classes = [part for part in module.body if isinstance(part, ast.ClassDef)]
+        for node in (part for owner in (module, *classes) for part in owner.body):
+            if isinstance(node, ast.FunctionDef) and not any("kernel" in ast.unparse(d) for d in node.decorator_list):
+                text = ast.get_docstring(node) or ""
+                assert not re.search(r"\b[Ll]ong(er)? (for|because|than \d+ lines)", text), f"{path}: {node.name}"

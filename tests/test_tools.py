@@ -224,6 +224,8 @@ def test_long_functions_are_found_and_those_over_40_lines_need_a_reason():
         return code(f'#| export\ndef f():\n    """Does it{reason}."""\n' + "    x = 1\n" * (lines - 2))
 
     assert (measured(function(40, "")).unexplained, measured(function(41, "")).unexplained) == (0, 1)
+    commented = code("#| export\ndef f():\n    # long because of its arguments\n" + "    x = 1\n" * 40)
+    assert measured(commented).unexplained == 0
     page = measured(function(61, ", long because the steps share their state"))
     assert (page.function_lines, page.functions_over_60, page.unexplained) == (61, 1, 0)
 

@@ -31,7 +31,7 @@ LIMITS = {
     "export_run": 60,  # lines of exported code without a lesson cell between
     "not_run": 0,  # exported device functions that no lesson cell names
     "function_lines": 60,  # the longest function
-    "unexplained": 0,  # functions of more than 40 lines whose docstring has no reason
+    "unexplained": 0,  # functions of more than 40 lines with no reason in a comment or the docstring
     "first_output": 25,  # lines to the end of the first cell that shows something
 }
 NEVER = 9999  # lines to a comparison that does not come
@@ -106,6 +106,12 @@ def length(function: ast.FunctionDef) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
+def remarks(function: ast.FunctionDef, source: str) -> str:
+    """The docstring and the comments of a function in a cell."""
+    lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
+    return "\n".join([ast.get_docstring(function) or "", *(line.partition("# ")[2] for line in lines)])
+
+
 def decorated(function: ast.FunctionDef, pattern: str) -> bool:
     """Whether a decorator of a function begins so."""
     return any(re.match(pattern, ast.unparse(decorator)) for decorator in function.decorator_list)
@@ -155,17 +161,18 @@ def measure_kernels(cells: list[Cell]) -> dict[str, int]:
 def measure(notebook: Any, run_anywhere: set[str]) -> Page:
     """The figures of a notebook; `run_anywhere`: the names in the lesson cells of the whole book."""
     cells, page = list(code_cells(notebook)), Page()
-    functions = [function for cell in cells if cell.exported for function in functions_in(cell.tree)]
+    written = [(function, cell.source) for cell in cells if cell.exported for function in functions_in(cell.tree)]
+    functions = [function for function, _ in written]
     device = sorted({function.name for function in functions if decorated(function, ".*device_function")})
     lengths = {function.name: length(function) for function in functions}
-    over = {function.name: ast.get_docstring(function) or "" for function in functions if length(function) > 40}
+    over = {function.name: remarks(function, source) for function, source in written if length(function) > 40}
     kernels = measure_kernels(cells)
     page.export_run, page.first_output = measure_runs(cells)
     page.kernels, page.to_comparison = len(kernels), max(kernels.values(), default=0)
     page.device_functions, not_run = len(device), [name for name in device if name not in run_anywhere]
     page.function_lines, page.functions_over_40 = max(lengths.values(), default=0), len(over)
     page.functions_over_60 = sum(lines > 60 for lines in lengths.values())
-    unexplained = [name for name, docstring in over.items() if not REASON.search(docstring)]
+    unexplained = [name for name, text in over.items() if not REASON.search(text)]
     page.not_run, page.unexplained = len(not_run), len(unexplained)
     lessons = [cell for cell in cells if not cell.exported]
     page.cell_median = statistics.median([cell.lines for cell in cells] or [0])

@@ -191,8 +191,9 @@ def build_trees(
     back. Beyond 64 positions, and for trees whose pool a block's shared memory does not hold (56 N + 15520 bytes: about
     1,530 nodes on sm_120, 3,870 on sm_90), the slower kernel of one warp is used; see `choose_kernel`.
     Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a row that is refused: with a NaN, a
-    value above 0 or out of order. Long for its eleven arguments.
+    value above 0 or out of order.
     """
+    # long because it has eleven arguments
     check_kind("device", device, Device, "build_trees", "PtxDevice()")
     check_kind("out", out, Trees, "build_trees", "empty_trees(R, N)")
     device = device or current_device()

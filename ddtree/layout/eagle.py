@@ -93,10 +93,8 @@ def sum_before(lengths: Any, request: Any, parts: Any) -> Any:
 
 # %% ../notebooks/13e_layout_eagle.ipynb #f822f2cf
 def make_eagle_kernel(mode: str) -> Kernel:
-    """The kernel of `eagle_tensors`; mode: "full", "qlen", or for packed bits their dtype, "uint8" and so on.
-
-    Longer than 40 lines, because a kernel that writes six tensors from seven has thirteen parameters.
-    """
+    """The kernel of `eagle_tensors`; mode: "full", "qlen", or for packed bits their dtype, "uint8" and so on."""
+    # long because a kernel that writes six tensors from seven has thirteen parameters
     full, packed = mode == "full", mode.startswith("uint")
 
     def eagle(

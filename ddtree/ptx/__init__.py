@@ -51,10 +51,8 @@ def launch(
     lanes_at_once: int = 1 << 16,
     max_steps: int = MAX_STEPS,
 ) -> Launch:
-    """What `PtxProgram.launch` does: blocks run side by side, as many as fit in `lanes_at_once`, then the next ones.
-
-    Long for its eleven arguments.
-    """
+    """What `PtxProgram.launch` does: blocks run side by side, as many as fit in `lanes_at_once`, then the next ones."""
+    # long because it has eleven arguments
     entry = find_entry(program.entries, name, block)
     shape, threads = check_shape("grid", grid, 0), check_shape("block", block, 1024)
     parameters = pack_parameters(entry, args)

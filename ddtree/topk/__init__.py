@@ -321,9 +321,9 @@ def top_k(
     arrays come numpy arrays. Arrays on a GPU are not copied and the result stays there; a refused row has NaN
     log-probabilities, which `build_trees` refuses, and `TopK.check` names it.
     A row with no logit of -2**20 or more has a log_z of 0: its log-probabilities are its logits.
-    Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row. Long for what
-    it takes.
+    Raises TypeError or ValueError for what does not fit and, for numpy arrays, for a refused row.
     """
+    # long because of what it takes
     check_kind("device", device, Device, "top_k", "PtxDevice()")
     check_kind("out", out, TopK, "top_k", "empty_top_k(logits.shape, k)")
     device = device or current_device()

@@ -76,8 +76,8 @@ def add_to_window(base: Any, sums: Any, term: Any, exponent: Any) -> Any:
 @cache
 def make_partial_by_group(dtype: str, way: str) -> Kernel:
     """The first kernel, a group a thread. way: "wide" loads 16 bytes at once, for rows aligned to them and V a multiple
-    of 16; "narrow" loads one logit at a time; "adjusted" does so and applies temperature, bias and mask. Long for its
-    11 parameters."""
+    of 16; "narrow" loads one logit at a time; "adjusted" does so and applies temperature, bias and mask."""
+    # long because the kernel has 11 parameters
     load_group, decode_group = make_load_group(dtype, way)
     element = "int32" if way == "wide" or dtype == "float32" else "int16"
 

@@ -193,7 +193,8 @@ def count_places(k: int) -> tuple[int, int]:
 # %% ../notebooks/11h_topk_select.ipynb #17ef0b5a
 @cache
 def make_top_k_select(dtype: str, adjusted: bool) -> Kernel:
-    """The second kernel; adjusted: with temperature, bias and mask. Long for its 17 parameters."""
+    """The second kernel; adjusted: with temperature, bias and mask."""
+    # long because the kernel has 17 parameters
     gather, choose_again = make_gather(dtype, adjusted), make_choose_again(dtype, adjusted)
     element = "int32" if dtype == "float32" else "int16"
 

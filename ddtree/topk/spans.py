@@ -146,7 +146,8 @@ def first_base(largest: Any, there: Any) -> Any:
 @cache
 def make_partial_by_span(dtype: str) -> Kernel:
     """The first kernel for aligned rows of bfloat16 or float16, a span a thread; as `make_partial_by_group` of the way
-    "wide" and with its parameters, to the bit. Long for its 11 parameters and because the loop is in one piece."""
+    "wide" and with its parameters, to the bit."""
+    # long because the kernel has 11 parameters and its loop is in one piece
     (largest_of, smallest_of), sum_of_words, add_group = (
         make_extremes(dtype),
         make_sum_of_words(dtype)[1],
