@@ -605,7 +605,7 @@ def missing_parts(packages: Mapping[str, str]) -> dict[str, list[str]]:
         gpu = [str(error)]
     lost = [name for name in _COMPILER if name not in packages]
     install = (
-        "it is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]' (in a checkout '.[dev]')"
+        "it is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'"
     )
     return {
         "kernels on a GPU": gpu,

@@ -237,5 +237,5 @@ def optional_package(name: str, file: Path) -> Any:
     except ImportError as error:
         raise CheckpointError(
             f"{file} is read by the package {name}, which is not here ({error}); run: python -m pip install "
-            "'ddtree[tokenizers]' (in a checkout '.[tokenizers]')"
+            "'ddtree[tokenizers]'"
         ) from None

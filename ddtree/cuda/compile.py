@@ -30,7 +30,7 @@ def _import(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"{name} could not be imported ({error}). Compiling a kernel needs numba and the CUDA wheels, but no GPU "
-            "and no system CUDA. Run: python -m pip install 'ddtree[dev]' (in a checkout '.[dev]')"
+            "and no system CUDA. Run: python -m pip install 'ddtree[dev]'"
         ) from error
 
 # %% ../notebooks/06e_cuda_compile.ipynb #d7059309

@@ -23,8 +23,7 @@ def import_cuda(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"{name} could not be imported ({error}). Running kernels on a GPU needs cuda-core and cuda-bindings. Run: "
-            "python -m pip install 'ddtree[gpu]' (in a checkout '.[gpu]'); or set DDTREE_DEVICE=ptx to run kernels on "
-            "the CPU"
+            "python -m pip install 'ddtree[gpu]'; or set DDTREE_DEVICE=ptx to run kernels on the CPU"
         ) from error
 
 # %% ../notebooks/06ja_cuda_driver.ipynb #51c4d880
