@@ -6,6 +6,7 @@ compiles the same text for its GPU; it counts launches with equal bits and names
 """
 
 import ctypes
+import datetime
 import json
 import pickle
 import re
@@ -136,9 +137,13 @@ def compare(path, out):
             nan_only.append(label)
         else:
             different.append({"instruction": label} | found)
-    record = {"gpu": driver.name, "command": "python -m tools.conformance_ptx compare", "launches": len(cases),
-              "lanes": sum(case[2] * case[3] for case in cases), "equal": equal, "other_float64_nan_payload": nan_only,
-              "not_on_this_gpu": not_compiled, "different": different}  # fmt: skip
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    environment = {"gpus": [driver.name], "packages": {"numpy": np.__version__}}
+    record = {
+        "date": when, "command": "python -m tools.conformance_ptx compare", "environment": environment,
+        "launches": len(cases), "lanes": sum(case[2] * case[3] for case in cases), "equal": equal,
+        "other_float64_nan_payload": nan_only, "not_on_this_gpu": not_compiled, "different": different,
+    }  # fmt: skip
     Path(out).write_text(json.dumps(record, indent=1) + "\n")
     print({name: value if isinstance(value, int | str) else len(value) for name, value in record.items()})
 

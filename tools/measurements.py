@@ -64,8 +64,26 @@ def where(record: dict[str, Any]) -> str:
         f"{name} {packages[name]}" for name in ("numpy", "numba-cuda", "cuda-core") if packages.get(name)
     )
     compiled = f" Compiled: {record['compiled']}." if record.get("compiled") else ""
+    today = f" Today: `{command}`." if (command := today_command(record["command"])) != record["command"] else ""
+    if (script := re.match(r"python (\S+\.py)", command)) and not (ROOT / script[1]).exists():
+        today = " This script was not kept."
     known = machine, record.get("date", "date not recorded"), versions or "versions not recorded"
-    return f"{'; '.join(known)}; `{record['command']}`.{compiled}"
+    note = "" if record.get("date") else f" {record['note']}"
+    return f"{'; '.join(known)}; `{record['command']}`.{today}{compiled}{note}"
+
+
+def today_command(command: str) -> str:
+    """A recorded command as it is run today: some scripts were in tests/ then and are modules of tools now."""
+    script = re.match(r"python tests/(\w+)\.py", command)
+    if script is None or not (ROOT / "tools" / f"{script[1]}.py").exists():
+        return command
+    return f"python -m tools.{script[1]}{command[script.end() :]}"
+
+
+def unsaid(record: dict[str, Any]) -> list[str]:
+    """What a record does not say of its run: its date, the versions."""
+    said = {"date": record.get("date"), "versions": record.get("environment", {}).get("packages")}
+    return [name for name, value in said.items() if not value]
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
@@ -157,7 +175,18 @@ def plan_section(record: dict[str, Any]) -> str:
         "a replay",
         "the GPU, in a graph",
     )
-    return table(["torch's tensors, µs of the host", *heads], lines)
+    return table(["torch's tensors, µs of the host", *heads], lines) + "\n" + two_figures(record)
+
+
+def two_figures(plan: dict[str, Any]) -> str:
+    """Why the time in a graph is not that of the first table."""
+    tree = read("tree_h200")
+    here, many = (calls_of(plan, logits, 64)[-1] for logits in (ONE, BATCH))
+    return f"""\
+One tree of 64 nodes takes {here:.1f} µs in a graph here and {pipeline(tree, ONE, 64):.1f} in the first table: here two
+logits of 9.1 MB take turns, which the L2 cache of 50 MB holds; there eight do, which it does not. The logits of 64 requests
+fit neither way, and take {many:.0f} and {pipeline(tree, BATCH, 64):.0f}.
+"""
 
 
 def text_section(record: dict[str, Any]) -> str:
@@ -198,17 +227,25 @@ def mutation_section(record: dict[str, Any]) -> str:
 
 TOP = """# Measurements
 
-Written by `python -m tools.measurements` from the records beside it. Every record has its card, date, versions and
-command. Times on a GPU are medians inside a CUDA graph unless a line says otherwise.
+Written by `python -m tools.measurements` from the records beside it. Every record has its machine, its date, its
+versions and its command as it was run then. The exceptions: {exceptions}.
+Times on a GPU are medians inside a CUDA graph unless a line says otherwise; "of that": a kernel alone, in a graph.
 """
 SHOWN = "tree_h200", "first_call_h200", "plan_h200", "topk_select_h200", "cpu_decoding", "mutations"
 FALLBACK = "Rows of zeros and trees beyond what shared memory holds fall back to the search of one warp."
 
 
+def top() -> str:
+    """The head of the page, with the records that do not say all."""
+    lacking = {path.name: unsaid(read(path.stem)) for path in sorted(RECORDS.glob("*.json"))}
+    exceptions = [f"{name} (no {' and no '.join(missing)})" for name, missing in lacking.items() if missing]
+    return TOP.format(exceptions=", ".join(exceptions))
+
+
 def page() -> str:
     """The text of fixtures/measurements/README.md."""
     tree, decoding = read("tree_h200"), read("cpu_decoding")
-    parts = [TOP, f"## Logits to a finished tree\n\n{where(tree)}\n\n![chart](draft_tree.svg)\n"]
+    parts = [top(), f"## Logits to a finished tree\n\n{where(tree)}\n\n![chart](draft_tree.svg)\n"]
     parts += [draft_section(tree), batch_section(tree)]
     parts.append(f"## The tree builder alone\n\n{FALLBACK}\n\n{builder_section(tree)}")
     first, texts = read("first_call_h200"), read("topk_select_h200")
