@@ -1,4 +1,4 @@
-# make demo: the main job. make model: fetch SmolLM2, 90 MB. make test: everything CI runs; make test DEEP=1: more
+# make demo: the main job. make model: fetch SmolLM2, 90 MB to download. make test: everything CI runs; make test DEEP=1: more
 # generated cases. make lab: read the book. make book: execute it, render HTML.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,8 +6,8 @@ MODEL := fixtures/pycode_qwen3
 SMOLLM2 := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # What pip downloads, measured on Linux with Python 3.11, and what it becomes on the disk.
-SIZE_lab := 360 MB to download, 1.2 GB on the disk
-SIZE_test := 390 MB to download, 1.3 GB on the disk
+SIZE_lab := 370 MB to download, 1.2 GB on the disk
+SIZE_test := 410 MB to download, 1.3 GB on the disk
 
 # Compiled kernels are kept there, under a hash of all they depend on.
 export DDTREE_CACHE := $(CURDIR)/build/ptx

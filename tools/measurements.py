@@ -184,8 +184,8 @@ def two_figures(plan: dict[str, Any]) -> str:
     here, many = (calls_of(plan, logits, 64)[-1] for logits in (ONE, BATCH))
     return f"""\
 One tree of 64 nodes takes {here:.1f} µs in a graph here and {pipeline(tree, ONE, 64):.1f} in the first table: here two
-logits of 9.1 MB take turns, which the L2 cache of 50 MB holds; there eight do, which it does not. The logits of 64 requests
-fit neither way, and take {many:.0f} and {pipeline(tree, BATCH, 64):.0f}.
+logits of 9.1 MB take turns, which the L2 cache of 50 MB holds; there eight do, which it does not. The logits of 64
+requests fit neither way, and take {many:.0f} and {pipeline(tree, BATCH, 64):.0f}.
 """
 
 

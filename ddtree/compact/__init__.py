@@ -136,6 +136,8 @@ class CompactLaunches:
     def __init__(
         self, caches: Any, nodes: int, *, row_axes: int = 2, paged: bool = False, device: Device | None = None
     ) -> None:
+        """Look at the cache. nodes: of the largest tree, with its root. row_axes: 2 for rows (H, D), 1 for rows (D).
+        paged: every run has a page table. device: `current_device()` when None."""
         check_kind("device", device, Device, "CompactPlan", "PtxDevice()")
         if isinstance(nodes, bool) or not isinstance(nodes, int | np.integer) or not 1 <= nodes < 2**31:
             raise ValueError(f"CompactPlan: nodes is {nodes!r}; a tree has at least one, its root")

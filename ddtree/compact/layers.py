@@ -67,10 +67,8 @@ def count_on(lengths: Any, tickets: Any, request: Any, end: Any, blocks: Any) ->
 # %% ../notebooks/18c_compact_layers.ipynb #7e878b9e
 @cache
 def make_compact_kernel(unit: int, advance: bool) -> Kernel:
-    """The kernel that moves rows in units of so many bytes. advance: it counts the lengths on; else they are const.
-
-    Long, because it has a parameter for all that a launch may be about.
-    """
+    """The kernel that moves rows in units of so many bytes. advance: it counts the lengths on; else they are const."""
+    # long because it has a parameter for all that a launch may be about
     move_rows = make_mover(unit)
 
     def compact(
