@@ -11,7 +11,7 @@ import pytest
 from ddtree.cuda import GpuArray, GpuDevice, PtxDevice
 from ddtree.cuda.gpu_run import GraphCalls
 from ddtree.draft import DraftPlan, draft_tree, draft_tree_ref, empty_draft
-from ddtree.draft.plan import Numbers
+from ddtree.draft.plan import Numbers, _check_costs_size
 from ddtree.kdtr import load
 from test_draft import OPTIONS, assert_same, normal
 
@@ -77,10 +77,15 @@ def test_what_does_not_fit_is_refused_by_name():
 
 def test_an_array_of_the_device_must_be_what_the_kernels_read():
     numbers = Numbers("budget", 2, FAST)
-    for array in (np.int64([3, 4]), np.int32([3, 4, 5]), np.int32([[3, 4]])):
-        with pytest.raises(ValueError, match=r"^DraftPlan: budget is int.*; on the device it takes int32\[2\]$"):
+    for error, array in (
+        (TypeError, np.int64([3, 4])), (ValueError, np.int32([3, 4, 5])), (ValueError, np.int32([[3, 4]]))
+    ):  # fmt: skip
+        with pytest.raises(error, match=r"^DraftPlan: budget is int.*; on the device it takes int32\[2\]$"):
             numbers._checked(FAST.view("budget", array))
     assert numbers._checked(view := FAST.view("budget", np.int32([3, 4]))) is view
+    for error, array in ((TypeError, np.ones(9, np.float32)), (ValueError, np.ones(8)), (ValueError, np.ones((1, 9)))):
+        with pytest.raises(error, match=r"^draft_tree: costs is float.*; it takes a float64 for each of 9 sizes$"):
+            _check_costs_size(FAST.view("costs", array), 9, "draft_tree")
 
 
 def test_a_plan_says_what_it_was_made_for():

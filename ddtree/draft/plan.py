@@ -140,8 +140,9 @@ class Numbers:
         return not isinstance(values, np.ndarray) or (stream is not None and values.dtype == self._argument.dtype)
 
     def _checked(self, view: View) -> View:
-        if view.shape != (self._requests,) or view.dtype != self._argument.dtype:
-            raise ValueError(
+        kind = view.dtype == self._argument.dtype
+        if view.shape != (self._requests,) or not kind:
+            raise (ValueError if kind else TypeError)(
                 f"{self._caller}: {self.name} is {view.dtype}{list(view.shape)}; on the device it takes "
                 f"{self._argument.dtype}[{self._requests}]"
             )
@@ -274,9 +275,10 @@ class PlanPlaces:
 
 # %% ../notebooks/14b_draft_plan.ipynb #797b5537
 def _check_costs_size(costs: View | None, places: int, caller: str) -> None:
-    """Raise ValueError for too few costs, or those of another dtype."""
-    if costs is not None and (len(costs.shape) != 1 or costs.shape[0] < places or costs.dtype != np.float64):
-        raise ValueError(
+    """Raise ValueError for too few costs, TypeError for those of another dtype."""
+    kind = costs is None or costs.dtype == np.float64
+    if costs is not None and (len(costs.shape) != 1 or costs.shape[0] < places or not kind):
+        raise (ValueError if kind else TypeError)(
             f"{caller}: costs is {costs.dtype}{list(costs.shape)}; it takes a float64 for each of {places} sizes"
         )
 

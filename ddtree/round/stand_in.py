@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accept import Requests
+from ..batch import show_arrays
 from ..build import Trees
 from ..compact import find_pages
 from ..cuda import Device, cuda, device_function, kernel
@@ -111,6 +112,8 @@ class StandInCache:
 
     rows: Any
     page_table: Any
+
+    __repr__ = show_arrays
 
 
 def read_row(cache: StandInCache, request: int, position: int) -> NDArray[np.uint32]:
