@@ -568,7 +568,7 @@ def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False)
         target = folder or Path("kernels")
         if not packaged and not (target / "manifest.json").exists():
             raise ValueError(
-                f"{target.absolute()} has no manifest.json; run this in a checkout, name a folder that ddtree kernels "
+                f"{folder or target.absolute()} has no manifest.json; run this in a checkout, name a folder that ddtree kernels "
                 "build wrote, or check the kernels in the package with --packaged"
             )
         differences = check_packaged() if packaged else check_kernels(target)
@@ -604,9 +604,7 @@ def missing_parts(packages: Mapping[str, str]) -> dict[str, list[str]]:
     except RuntimeError as error:
         gpu = [str(error)]
     lost = [name for name in _COMPILER if name not in packages]
-    install = (
-        "it is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'"
-    )
+    install = "it is for new kernels only and needs no GPU: python -m pip install 'ddtree[dev]'"
     return {
         "kernels on a GPU": gpu,
         "kernel compiler": [f"{', '.join(lost)} not installed; {install}"] if lost else [],

@@ -362,11 +362,9 @@ def test_env_says_why_something_does_not_work(monkeypatch):
 
 def test_kernels_check_outside_a_checkout_names_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for arguments, folder in ((("--folder", "mine"), "mine"), ((), "kernels")):
+    for arguments, folder in ((("--folder", "mine"), "mine"), ((), tmp_path / "kernels")):
         result = CliRunner().invoke(app, ["kernels", "check", *arguments])
-        assert result.exit_code == 1 and f"{tmp_path / folder} has no manifest.json; " in result.output.replace(
-            "\n", ""
-        )
+        assert result.exit_code == 1 and f"ddtree: {folder} has no manifest.json; " in result.output.replace("\n", "")
 
 
 def test_help_without_a_command_lists_the_commands():
