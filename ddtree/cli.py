@@ -568,8 +568,8 @@ def kernels_check(folder: FolderOption = None, packaged: PackagedOption = False)
         target = folder or Path("kernels")
         if not packaged and not (target / "manifest.json").exists():
             raise ValueError(
-                f"{folder or target.absolute()} has no manifest.json; run this in a checkout, name a folder that ddtree kernels "
-                "build wrote, or check the kernels in the package with --packaged"
+                f"{folder or target.absolute()} has no manifest.json; run this in a checkout, name a folder that "
+                "ddtree kernels build wrote, or check the kernels in the package with --packaged"
             )
         differences = check_packaged() if packaged else check_kernels(target)
     for line in differences:
