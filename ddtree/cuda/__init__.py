@@ -7,7 +7,7 @@ __all__ = ['current_device', 'Kernel', 'kernel', 'AddressOf', 'Assembly', 'Devic
            'GpuGraph', 'Instruction', 'Launch', 'LaunchRule', 'Launched', 'Library', 'Parameter', 'PtxDevice',
            'PtxGraph', 'Run', 'View', 'WideLoad', 'cdiv', 'check_arch', 'check_formula', 'cuda', 'device_function',
            'flatten', 'flatten_names', 'global_address', 'link', 'load_four', 'max_or_nan', 'parse_contract',
-           'parse_parameter', 'shared_address', 'watch_launches']
+           'parse_parameter', 'shared_address', 'wait_for_launch', 'watch_launches']
 
 # %% ../notebooks/06n_cuda.ipynb #629fd98f
 import os
@@ -40,6 +40,7 @@ from .functions import global_address as global_address
 from .functions import load_four as load_four
 from .functions import max_or_nan as max_or_nan
 from .functions import shared_address as shared_address
+from .functions import wait_for_launch as wait_for_launch
 from .gpu_device import GpuArray as GpuArray
 from .gpu_device import GpuDevice as GpuDevice
 from .gpu_device import GpuGraph as GpuGraph
@@ -58,7 +59,8 @@ _all_ = [
     "AddressOf", "Assembly", "DeviceFunction", "Device", "GpuArray", "GpuDevice", "GpuGraph", "Instruction", "Launch",
     "LaunchRule", "Launched", "Library", "Parameter", "PtxDevice", "PtxGraph", "Run", "View", "WideLoad", "cdiv",
     "check_arch", "check_formula", "cuda", "device_function", "flatten", "flatten_names", "global_address", "link",
-    "load_four", "max_or_nan", "parse_contract", "parse_parameter", "shared_address", "watch_launches",
+    "load_four", "max_or_nan", "parse_contract", "parse_parameter", "shared_address", "wait_for_launch",
+    "watch_launches",
 ]  # fmt: skip
 
 # %% ../notebooks/06n_cuda.ipynb #aaa3f1d4

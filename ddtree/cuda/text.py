@@ -51,7 +51,10 @@ def _check_defined(text: str, name: str) -> None:
 
 # %% ../notebooks/06f_cuda_text.ipynb #b07da8d3
 def _begin(text: str, arch: str, early: bool) -> str:
-    """The PTX with the wait for the launch before, where launches may overlap."""
+    """The PTX with the wait for the launch before, where launches may overlap; a kernel may have its own, later."""
+    own = "\tgriddepcontrol.wait;\n"
+    if own in text:
+        return text if _overlaps(arch) else text.replace(own, "")
     if not _overlaps(arch):
         return text
     head, body = text[: text.index(".entry")], text[text.index(".entry") :]
