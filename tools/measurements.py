@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,29 @@ def host_lines(first: dict[str, Any], plan: dict[str, Any]) -> str:
     )
 
 
+def attention_lines(record: dict[str, Any], joined: Callable[[list[float]], str]) -> str:
+    """What the README says of attention."""
+    times = {(row["nodes"], row["context"]): row for row in record["times"]}
+    tree, torch, one = ([times[nodes, context][key] for context in (1024, 8192, 32768)]
+                        for nodes, key in ((65, "us"), (65, "torch_us"), (1, "us")))  # fmt: skip
+    return f"""\
+- Attention of 65 nodes to 1,024 / 8,192 / 32,768 keys, 32 heads of 128, 8 key heads, bfloat16: **{joined(tree)} µs**;
+  torch with the same mask {joined(torch)}. Plain decoding: {joined(one)}. A node's bits are those of plain
+  decoding of its path: {record["one result"]} results in trees of 1 to 1,025 nodes, none differs."""
+
+
+def round_lines(record: dict[str, Any]) -> str:
+    """What the README says of a round's end."""
+    rounds = {
+        row["path"]: row for row in record["times"]["rounds"] if row["requests"] == 1 and row["logits"] == "bfloat16"
+    }
+    soak = record["soak"]
+    moved, still = (rounds[path]["walk_and_compaction_us"] for path in (6, 1))
+    return f"""\
+- The walk and the compaction of 36 layers: {moved:.1f} µs for a path of 6, {still:.1f} where nothing moves.
+  {soak["replays"]:,} replayed rounds of a stand-in model gave the {soak["tokens"]:,} tokens of plain decoding."""
+
+
 def readme_lines() -> str:
     """The lines for the README."""
     robust = read("ptx_faults")
@@ -320,6 +344,8 @@ def readme_lines() -> str:
   peaked logits, whose trees have all 15 levels: {joined(peaked)}.
 - torch.topk alone takes {torch:.0f} µs for the same logits; one read of them takes {floor:.1f}.
 - 64 requests in bfloat16: {batch:.0f} µs, against an aim of 110.
+{attention_lines(read("attention_h200"), joined)}
+{round_lines(read("round_h200"))}
 - {host_lines(first, read("plan_h200"))}
 - On two CPU cores a tree brings up to {best["tokens_per_round"]:.2f} tokens per round and no speed: plain decoding runs
   at {plain["tokens_per_second"]["median"]:.0f} tokens per second, a budget of {best["budget"]} at {slow:.0f}.
