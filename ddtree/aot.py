@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from .accept import eagle_accepted_kernel, make_choose, walk_trees_kernel
+from .attention import links_of_masks_kernel
 from .build import build_trees_kernel, build_trees_one_warp_kernel
+from .compact import UNITS, make_compact_kernel, permute_slots_kernel
 from .cuda import Kernel, Parameter, check_arch, check_formula, flatten_names, link
 from .cuda.packaged import PACKAGED, archive_path, open_archive
 from .cuda.packaged import hash_source as hash_source
@@ -282,6 +285,12 @@ SHIPPED: tuple[Kernel, ...] = (
     make_mask_kernel("bool", finite=False),
     *(make_mask_kernel(dtype, finite) for dtype in _DTYPES for finite in (False, True)),
     *(make_eagle_kernel(mode) for mode in ("full", "qlen", "uint8", "uint16", "uint32")),
+    *(make_choose(dtype, way) for dtype in _DTYPES for way in ("wide", "narrow", "adjusted")),
+    walk_trees_kernel,
+    eagle_accepted_kernel,
+    *(make_compact_kernel(unit, advance) for unit in UNITS for advance in (False, True)),
+    permute_slots_kernel,
+    links_of_masks_kernel,
 )
 
 # %% ../notebooks/39_aot.ipynb #b3138530

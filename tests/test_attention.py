@@ -17,8 +17,8 @@ from ddtree.attention import (
     make_attend_far_kernel,
     make_join_kernel,
 )
-from ddtree.attention.far import MOST_SHARED
 from ddtree.attention.reference import count_groups
+from ddtree.attention.tiles import MOST_SHARED
 from ddtree.check import assert_equal
 from ddtree.cuda import PtxDevice, link
 from tools import gpu_attention

@@ -26,7 +26,7 @@ from ddtree.attention import AttentionPlan, attention_ref, choose_tiles
 from ddtree.attention.reference import round_to, rows_of_path
 from ddtree.check import assert_equal
 from ddtree.cuda import Device, GpuDevice, PtxDevice
-from ddtree.measure import quartiles, time_launches, time_torch
+from ddtree.measure import note_launches, quartiles, time_launches, time_torch
 from ddtree.tensor_cores import values_of
 from tools.gpu import failures, is_clean, read_resources, run_sections, start_sanitizer
 
@@ -314,8 +314,8 @@ def time_case(gpu: GpuDevice, length: int, nodes: int, tiles: tuple[int, int] | 
     chosen = tiles or choose_tiles(4 * nodes, 128, length)
     with mock.patch.object(attention, "choose_tiles", lambda *_: chosen):
         plan = AttentionPlan((1, nodes, 32, 128), 8, length, device=gpu)
-    out = plan.run(*tensors, *numbers)
-    found = plan._prepared(plan._look(*tensors, *numbers, None, None, out), False).launches
+    with note_launches(gpu) as found:
+        out = plan.run(*tensors, *numbers)
     row: dict[str, Any] = {"context": length, "nodes": nodes, "tiles": f"{chosen[0]}x{chosen[1]}"}
     row["us"] = time_launches(gpu, list(found) * 20, 20)["median"]
     for name, launch in zip(("far_us", "join_us"), found, strict=True):

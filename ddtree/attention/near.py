@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KIND_BYTES', 'THREADS', 'wait_for_copies', 'WEIGHTS', 'QUERIES', 'halves', 'row_of', 'bytes_to', 'first_byte',
-           'make_copy_rows', 'make_score', 'make_columns', 'make_piece', 'shared_bytes', 'make_near', 'make_write',
-           'seen_from', 'make_attend_f32_kernel']
+           'make_copy_rows', 'make_score', 'make_columns', 'make_piece', 'shared_bytes', 'make_put_query', 'make_near',
+           'make_write', 'seen_from', 'make_attend_f32_kernel']
 
 # %% ../notebooks/15c_attention_near.ipynb #919a829b
 from functools import cache
@@ -62,8 +62,9 @@ def _halves_f16(word: Any) -> Any:
 
 @cache
 def halves(kind: str) -> DeviceFunction:
-    """The function from a word to its two numbers, float32; kind: "bf16" or "f16"."""
-    return {"bf16": _halves_bf16, "f16": _halves_f16}[kind]
+    """The function from a word to its two numbers, float32; kind: "bf16" or "f16", and "f32" for those who do not call
+    it."""
+    return _halves_f16 if kind == "f16" else _halves_bf16
 
 # %% ../notebooks/15c_attention_near.ipynb #3720b272
 @device_function
@@ -133,7 +134,7 @@ def make_copy_rows(size: int, kind: str) -> DeviceFunction:
 def make_score(size: int, kind: str) -> DeviceFunction:
     """The function for the score of a lane's key: shared addresses of its row and of the query as float32."""
     eights, narrow = size // 8, kind != "f32"
-    pair_of = halves(kind) if narrow else None
+    pair_of = halves(kind)
 
     @device_function
     def eight(at: Any) -> Any:
@@ -165,7 +166,7 @@ def make_columns(size: int, kind: str) -> tuple[int, DeviceFunction, DeviceFunct
     """How many pairs of columns a lane has, and two functions that take a row's shared address and the lane: one that
     adds the weighted row to `o`, and one for a pair of the lane."""
     half, wide, narrow = size // 2, KIND_BYTES[kind] * 2, kind != "f32"
-    pairs, full, pair_of = -(-half // 32), half % 32 == 0, halves(kind) if narrow else None
+    pairs, full, pair_of = -(-half // 32), half % 32 == 0, halves(kind)
 
     @device_function
     def pair_at(row: Any, lane: Any, i: Any) -> Any:
@@ -185,7 +186,7 @@ def make_columns(size: int, kind: str) -> tuple[int, DeviceFunction, DeviceFunct
 
     return pairs, add_row, pair_at
 
-
+# %% ../notebooks/15c_attention_near.ipynb #615c44fa
 @cache
 def make_piece(size: int, kind: str, capped: bool) -> DeviceFunction:
     """The function with which a warp attends to the piece in shared memory."""
@@ -232,12 +233,10 @@ def shared_bytes(size: int, kind: str) -> int:
 
 
 @cache
-def make_near(size: int, kind: str, capped: bool) -> DeviceFunction:
-    """The function with which a block attends to the near keys of a node, a warp for each of four queries."""
-    copy_rows, attend = make_copy_rows(size, kind), make_piece(size, kind, capped)
-    pairs, _, _ = make_columns(size, kind)
-    half, narrow, rows_at, numbers = size // 2, kind != "f32", QUERIES + 16 * size, 2 * pairs
-    pair_of = halves(kind) if narrow else None
+def make_put_query(size: int, kind: str) -> DeviceFunction:
+    """The function with which a warp writes its query, words in global memory, to shared memory as float32."""
+    half, narrow, pair_of = size // 2, kind != "f32", halves(kind)
+    pairs = -(-half // 32)
 
     @device_function
     def put_query(query: Any, to: Any, lane: Any) -> None:
@@ -252,6 +251,16 @@ def make_near(size: int, kind: str, capped: bool) -> DeviceFunction:
                 _store(np.uint32(to + column * 8), low)
                 _store(np.uint32(to + column * 8 + 4), high)
 
+    return put_query
+
+# %% ../notebooks/15c_attention_near.ipynb #eb9326f5
+@cache
+def make_near(size: int, kind: str, capped: bool) -> DeviceFunction:
+    """The function with which a block attends to the near keys of a node, a warp for each of four queries."""
+    # long, because it is the loop over pieces with all that a block keeps
+    copy_rows, attend = make_copy_rows(size, kind), make_piece(size, kind, capped)
+    put_query, rows_at, numbers = make_put_query(size, kind), QUERIES + 16 * size, 2 * -(-size // 64)
+
     @device_function
     def near(total: Any, query: Any, tree: Any, where: Any, begin: Any, first: Any, softmax: Any) -> Any:
         """total: (2 · pairs,) floats of the lane, which get the sums. query: of the warp, words. tree: node, depth,
@@ -265,7 +274,7 @@ def make_near(size: int, kind: str, capped: bool) -> DeviceFunction:
         shared, part = np.uint32(shared_address(places, 0)), cuda.local.array(numbers, np.float32)
         mine = np.uint32(shared + QUERIES + warp * (4 * size))
         put_query(query, mine, lane)
-        for i in range(2 * pairs):
+        for i in range(numbers):
             total[i] = np.float32(0)
         e, sum_of_weights, end = np.int32(EMPTY), np.float32(0), np.int32(length + depth + np.int32(1))
         while first < end:
@@ -282,7 +291,7 @@ def make_near(size: int, kind: str, capped: bool) -> DeviceFunction:
             f, sum_of_part = attend(part, np.uint32(shared + rows_at), mine, weights, seen, count, softmax)
             n = later(e, f)
             a, b = scale_between(e, n), scale_between(f, n)
-            for i in range(2 * pairs):
+            for i in range(numbers):
                 total[i] = fold(total[i], a, part[i], b)
             e, sum_of_weights, first = n, fold(sum_of_weights, a, sum_of_part, b), np.int32(first + np.int32(32))
             cuda.syncthreads()
@@ -318,10 +327,11 @@ def seen_from(position: Any, window: Any) -> Any:
     """The first position that a query sees; window: how many it sees, 0 for all."""
     return max(np.int32(0), np.int32(position - window + np.int32(1))) if window > np.int32(0) else np.int32(0)
 
-
+# %% ../notebooks/15c_attention_near.ipynb #cc17dac1
 @cache
 def make_attend_f32_kernel(size: int, capped: bool) -> Kernel:
     """The kernel of attention in float32: all keys in pieces."""
+    # long, because of its parameters
     near, write = make_near(size, "f32", capped), make_write(size, "f32")
     numbers = 2 * -(-size // 64)
 

@@ -37,7 +37,8 @@ DEPTH = 16  # trees are not deeper
 def border(lengths: Any, depths: Any, most_depth: int = DEPTH) -> NDArray[np.int64]:
     """The position where tensor cores stop, for queries at a depth of a tree behind `lengths` committed rows."""
     lengths, depths = np.asarray(lengths, np.int64), np.asarray(depths, np.int64)
-    return np.maximum(0, np.minimum(lengths, lengths + depths - most_depth)) // 16 * 16
+    border: NDArray[np.int64] = np.maximum(0, np.minimum(lengths, lengths + depths - most_depth)) // 16 * 16
+    return border
 
 # %% ../notebooks/15b_attention_reference.ipynb #a9daaca3
 CHUNK = 64
@@ -94,7 +95,7 @@ def soft_cap(score: Any, bound: Any) -> Any:
     x = mul(score, bound)
     return fma(np.float32(2), sigmoid(add(x, x)), np.float32(-1))
 
-
+# %% ../notebooks/15b_attention_reference.ipynb #f5037584
 @dataclass
 class Piece:
     """What a piece or a group leaves, for rows: e (M,) int32, total (M,) float32, of weights, and sums (M, D)."""
@@ -114,7 +115,7 @@ class Piece:
         total = fold(self.total, a, right.total, b)
         return Piece(n, total, fold(self.sums, a[:, None], right.sums, b[:, None]))
 
-
+# %% ../notebooks/15b_attention_reference.ipynb #18462080
 def spoil(total: NDArray[np.float32], most: NDArray[np.float32]) -> NDArray[np.float32]:
     """The sums of weights, NaN for a row with a score that is NaN or infinite."""
     return np.where(most < np.inf, total, np.float32(np.nan)).astype(np.float32)
@@ -188,7 +189,7 @@ def rows_of_path(parents: NDArray[np.int32], depths: NDArray[np.int32], node: in
         rows[position], at = length + at, parents[at]
     return rows
 
-
+# %% ../notebooks/15b_attention_reference.ipynb #f6f7535a
 @dataclass(frozen=True)
 class Tree:
     """One request: its committed length, and parents and depths of its nodes, (N,) int32."""
@@ -218,7 +219,7 @@ def far_groups(
         groups.append(group)
     return groups
 
-
+# %% ../notebooks/15b_attention_reference.ipynb #8b7da91c
 def _near(
     q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], path: NDArray[np.int64],
     end: int, begin: int, softmax: Softmax,
@@ -260,7 +261,7 @@ def attend_tree(
         out[node] = mul(both.sums, div(np.float32(1), both.total)[:, None])
     return out
 
-
+# %% ../notebooks/15b_attention_reference.ipynb #688c3b5d
 def attention_ref(
     queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], lengths: NDArray[np.int64],
     parents: NDArray[np.int32], depths: NDArray[np.int32], *, page_table: NDArray[np.int32] | None = None,
