@@ -57,6 +57,10 @@ class Sampling:
             check_count(getattr(self, name), name)
         if self.seed >= 2**64:
             raise ValueError(f"seed is {self.seed}; it must be below 2**64")
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+                raise TypeError(f"{name} is {value!r}; it must be a number")
         if not 0.0 <= self.temperature < np.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a finite number above")
         if not 0.0 < self.top_p <= 1.0:

@@ -51,7 +51,7 @@ def _tojson(
 
 
 _FAULTS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError,
-           AssertionError, NotImplementedError)  # fmt: skip
+           AssertionError, NotImplementedError, NameError)  # fmt: skip
 
 
 def chat_environment() -> Sandbox:

@@ -165,6 +165,7 @@ def test_every_name_of_the_one_module_is_in_the_face():
         *("LaunchRule", "Launched", "Library", "Parameter", "PtxDevice", "PtxGraph", "Run", "View", "WideLoad", "cdiv"),
         *("check_arch", "check_formula", "cuda", "current_device", "device_function", "flatten", "flatten_names"),
         *("kernel", "link", "load_four", "max_or_nan", "parse_contract", "parse_parameter", "watch_launches"),
+        "wait_for_launch",
         *("AddressOf", "Assembly", "global_address", "shared_address"),
     ]
     assert sorted(names) == sorted(cuda_module.__all__)

@@ -335,3 +335,10 @@ def test_the_names_at_the_top():
     assert {"draft_tree", "empty_draft", "__version__"} <= set(dir(ddtree))
     with pytest.raises(AttributeError, match="module 'ddtree' has no attribute 'draft_trees'"):
         ddtree.draft_trees  # noqa: B018
+
+
+@pytest.mark.parametrize("device", [None, PtxDevice()], ids=["numpy", "PTX machine"])
+def test_a_masked_array_is_refused_since_its_mask_would_be_lost(device):
+    logits = np.ma.masked_less(np.zeros((2, 8), np.float32), 1)
+    with pytest.raises(TypeError, match=r"draft_tree: logits is a masked array"):
+        draft_tree(logits, 4, 0, device=device)

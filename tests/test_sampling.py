@@ -22,7 +22,10 @@ def test_sampling_refuses_values_that_mean_nothing(wrong):
         Sampling(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"seed": 1.5}, {"top_k": 1.5}, {"seed": True}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"seed": 1.5}, {"top_k": 1.5}, {"seed": True}, {"temperature": "x"}, {"temperature": True}, {"top_p": [1]}],
+)
 def test_sampling_refuses_other_types(wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
         Sampling(**wrong)

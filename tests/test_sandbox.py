@@ -48,6 +48,21 @@ TEXT = {
     "{% endfor %}{{ n.a|upper }}",
     "lists of lists as JSON": "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}"
     "{% endfor %}{{ n.a|tojson }}",
+    **{
+        f"lists of lists {how}": "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+        "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}" + text
+        for how, text in {
+            "compared": "{{ n.a == n.b }}", "in a list": "{{ n.a in [n.b] }}", "sorted": "{{ [n.a, n.b]|sort }}",
+            "unlike": "{{ 1 if n.a != n.b }}", "tested": "{{ n.a is eq n.b }}", "counted": "{{ [n.b].count(n.a) }}",
+            "chosen": "{{ [n.b]|select('equalto', n.a)|list }}", "largest": "{{ [n.a, n.b]|max }}",
+        }.items()
+    },
+    **{
+        f"tuples of tuples {how}": "{% set n = namespace(a=(1,)) %}{% for i in range(60) %}{% set n.a = (n.a, n.a) %}"
+        "{% endfor %}" + text
+        for how, text in {"as a key": "{{ {n.a: 1} }}", "looked up": "{{ {}[n.a] }}", "got": "{{ {}.get(n.a) }}",
+                          "unique": "{{ [n.a, n.a]|unique|list }}"}.items()
+    },
     "a width": "{{ 'a'.center(10 ** 10) }}",
     "a filter's width": "{{ 'a'|center(10 ** 10) }}",
     "a format": "{{ '%9999999999d' % 1 }}",
@@ -72,6 +87,7 @@ OTHER = {
     "too deep": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "template"),
     "loops too deep": ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
     "too long": ("x" * (LARGEST_TEMPLATE + 1), f"at most {LARGEST_TEMPLATE}"),
+    "an integer without end": ("{{ (1e999)|int }}", "the chat template says"),
     "brackets too deep": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "template"),
 }
 

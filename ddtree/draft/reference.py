@@ -59,6 +59,8 @@ def batch_shape(logits: Any, caller: str = "draft_tree") -> tuple[int, int, int]
     shape = getattr(logits, "shape", None)
     if shape is None:
         raise TypeError(f"{caller}: logits is a {type(logits).__name__}; it takes an array of numpy or of the device")
+    if isinstance(logits, np.ma.MaskedArray):
+        raise TypeError(f"{caller}: logits is a masked array, and its mask would be lost; pass logits.filled(-np.inf)")
     if len(shape) not in (2, 3) or not 1 <= shape[-1] <= MAX_VOCABULARY:
         raise ValueError(
             f"{caller}: logits has shape {list(shape)}; it takes (L, V), or (R, L, V) for R requests, V from 1 to "
