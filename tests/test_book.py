@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tools import links
+from tools import book, links
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -76,3 +76,22 @@ def test_the_tour_lists_every_notebook_in_the_order_of_reading():
     start = "\n".join(cell.source for cell in cells(links.read_order()[0], "markdown")[1:])
     linked = [name for name in re.findall(r"\]\((\w+\.ipynb)\)", start) if name in order]
     assert list(dict.fromkeys(linked)) == order
+
+
+@pytest.mark.parametrize("dies, message", [(2, None), (3, "Kernel died before replying"), (1, "another")])
+def test_a_kernel_that_found_its_port_taken_is_started_again(monkeypatch, dies, message):
+    calls = []
+
+    def execute_notebook(*arguments):
+        calls.append(arguments)
+        if len(calls) <= dies:
+            raise RuntimeError(message or "Kernel died before replying to kernel_info")
+
+    monkeypatch.setattr(book.papermill, "execute_notebook", execute_notebook)
+    if message is None:
+        book.start_and_execute("a", "b")
+        assert calls == [("a", "b")] * 3
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            book.start_and_execute("a", "b")
+        assert len(calls) == (1 if message == "another" else 3)

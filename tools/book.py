@@ -31,11 +31,22 @@ def check_parameters(notebook: Path, parameters: dict) -> None:
         raise SystemExit(f"{notebook}: unknown parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
 
 
+def start_and_execute(*arguments, starts: int = 3, **options) -> None:
+    """papermill's execute_notebook, once more if the kernel did not start: two that start at once may choose one port."""
+    for left in reversed(range(starts)):
+        try:
+            papermill.execute_notebook(*arguments, **options)
+            return
+        except RuntimeError as error:
+            if not left or "Kernel died before replying" not in str(error):
+                raise
+
+
 def execute(notebook: Path, output: Path, parameters: dict, cell_seconds: int) -> None:
     """Execute one notebook into `output`; raises SystemExit that shows the failing cell."""
     check_parameters(notebook, parameters)
     try:
-        papermill.execute_notebook(
+        start_and_execute(
             str(notebook), str(output), parameters, cwd=str(notebook.parent), kernel_name="python3",
             progress_bar=False, execution_timeout=cell_seconds, start_timeout=max(60, cell_seconds),
             config=Config(KernelManager={"transport_encryption": "auto"}),  # else the kernel warns of plain text
