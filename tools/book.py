@@ -32,7 +32,7 @@ def check_parameters(notebook: Path, parameters: dict) -> None:
 
 
 def start_and_execute(*arguments, starts: int = 3, **options) -> None:
-    """papermill's execute_notebook, once more if the kernel did not start: two that start at once may choose one port."""
+    """execute_notebook of papermill, again if the kernel did not start: two that start at once may choose one port."""
     for left in reversed(range(starts)):
         try:
             papermill.execute_notebook(*arguments, **options)
